@@ -1,0 +1,45 @@
+# Two commands: `make demo` and `make test`. The environment goes to .venv, or to $VENV.
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= python3.11
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.sglang-ext-installed
+ARGS ?=
+TIERS ?= tests
+
+.PHONY: help venv demo test test-unit lint bench clean
+
+help:
+	@echo "make demo [ARGS=--once]   serve the built-in model with DSPARK and talk to it"
+	@echo "make test [TIERS=tests/unit]  lint, types and tests"
+	@echo "make lint                 ruff and mypy"
+	@echo "make bench                the speed table of the README"
+	@echo "VENV=/path/to/venv keeps the environment elsewhere."
+
+$(STAMP): pyproject.toml
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "No virtual environment: apt-get install python3-venv (or $(PYTHON)-venv)"; exit 1; }
+	$(PY) -m pip install --quiet --upgrade pip setuptools
+	$(PY) -m pip install --editable '.[dev,plots]'
+	@touch $@
+
+venv: $(STAMP)
+
+demo: venv
+	$(VENV)/bin/sglang-ext demo run $(ARGS)
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+test: lint
+	$(PY) -m pytest $(TIERS)
+
+test-unit: venv
+	$(PY) -m pytest tests/unit
+
+bench: venv
+	$(PY) -m bench.ratios $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
