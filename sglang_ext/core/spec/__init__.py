@@ -1,0 +1,1 @@
+"""Speculative decoding as pure functions: propose, schedule, verify, accept."""
