@@ -1,0 +1,81 @@
+"""Every change sglang-ext makes to SGLang, one module each; `LEDGER` lists them all."""
+
+from __future__ import annotations
+
+from sglang_ext.patches import (
+    attention_choices,
+    cpu_defaults,
+    cuda_synchronize,
+    draft_attention,
+    draft_models,
+    eagle_sampling,
+    last_slot,
+    moe_native,
+    qwen2_capture,
+    request_options,
+    row_headroom,
+    speculative_args,
+    weight_updates,
+    worker_policy,
+)
+from sglang_ext.patches.hooks import settle
+from sglang_ext.patches.ledger import MovedTargetError, Patch, Stage, Where, verify
+
+LEDGER: tuple[Patch, ...] = (
+    attention_choices.PATCH,
+    attention_choices.DRAFT_PATCH,
+    attention_choices.BACKEND_PATCH,
+    cpu_defaults.PATCH,
+    speculative_args.DRAFT_CHECK_PATCH,
+    speculative_args.DSPARK_PATCH,
+    speculative_args.DFLASH_PATCH,
+    row_headroom.PATCH,
+    worker_policy.PATCH,
+    draft_models.PATCH,
+    moe_native.PATCH,
+    last_slot.PATCH,
+    eagle_sampling.PATCH,
+    draft_attention.PATCH,
+    cuda_synchronize.PATCH,
+    qwen2_capture.PATCH,
+    request_options.PATCH,
+    weight_updates.DISK_PATCH,
+    weight_updates.DISTRIBUTED_PATCH,
+    weight_updates.TENSOR_PATCH,
+    weight_updates.IPC_PATCH,
+    weight_updates.END_PATCH,
+)
+
+_applied: list[Patch] = []
+
+
+def selected(*, portable_cpu: bool, stage: Stage) -> tuple[Patch, ...]:
+    """The entries that apply on this machine at this stage."""
+    return tuple(p for p in LEDGER if p.stage is stage and (portable_cpu or p.where is Where.ANY))
+
+
+def apply_all(*, portable_cpu: bool, stage: Stage = Stage.LAUNCH) -> None:
+    """Check every entry of a stage that applies here, then apply those not yet in force."""
+    entries = [p for p in selected(portable_cpu=portable_cpu, stage=stage) if p not in _applied]
+    verify(entries)
+    for patch in entries:
+        patch.apply()
+        _applied.append(patch)
+    settle()
+
+
+def applied() -> tuple[Patch, ...]:
+    """The entries in force in this process, in order."""
+    return tuple(_applied)
+
+
+__all__ = [
+    "LEDGER",
+    "MovedTargetError",
+    "Patch",
+    "Stage",
+    "applied",
+    "apply_all",
+    "selected",
+    "verify",
+]

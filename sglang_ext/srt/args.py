@@ -1,0 +1,193 @@
+"""Arguments of DSPARK and DFLASH where our worker runs: read the draft, decide gamma, or refuse.
+
+Runs in the launcher, before any process is started and any weight is read: a draft that does not
+fit ends the launch here, with the field at fault.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import (
+    attention_backends_of,
+    declare_resolution,
+    model_config_of,
+    resolved_view,
+    resolving_view,
+)
+
+from sglang_ext.core.spec.calibration import StsTemperatures
+from sglang_ext.core.spec.draft_config import (
+    DraftConfig,
+    DraftConfigError,
+    TargetFacts,
+    check_gamma,
+    parse,
+    read_config,
+)
+from sglang_ext.core.spec.draft_tensors import check_tensors, read_headers
+from sglang_ext.core.spec.sps import load_table
+from sglang_ext.srt.spec.checkpoint import local_folder
+from sglang_ext.srt.spec.policy import ours
+
+logger = logging.getLogger(__name__)
+SOURCE = "sglang_ext.speculative_args"
+
+
+def resolve_ours(server_args: Any, algorithm: str) -> bool:
+    """Resolve `algorithm` ("DSPARK" or "DFLASH") for our worker.
+
+    Returns False, having done nothing, where SGLang's own worker is to run.
+    Raises ValueError (or DraftConfigError) for what cannot be served exactly.
+    """
+    cfg = resolving_view(server_args)
+    if not ours(algorithm, cfg):
+        return False
+    _refuse_unsupported(cfg, algorithm)
+    folder = _draft_folder(cfg, algorithm)
+    draft = read_draft(folder, algorithm, target_facts(model_config_of(server_args)))
+    gamma = _gamma(cfg, algorithm, draft)
+    check_gamma(draft, gamma)
+    _check_tables(cfg, gamma)
+    if draft.target_layer_ids_guessed:
+        logger.warning(
+            "draft checkpoint, target_layer_ids: missing, so the published rule is used: %s. A "
+            "draft trained on other layers is accepted far less often; ask its author for them.",
+            list(draft.target_layer_ids),
+        )
+    decided: dict[str, Any] = {
+        "speculative_draft_model_path": str(folder),
+        "speculative_num_steps": 1,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": gamma + 1,
+    }
+    backend = cfg.speculative_draft_attention_backend
+    if backend is None:
+        backend, _ = attention_backends_of(resolved_view(server_args))
+        decided["speculative_draft_attention_backend"] = backend
+    declare_resolution(server_args, SOURCE, **decided)
+    logger.info("%s: our worker, gamma %d, draft %s", algorithm, gamma, folder)
+    return True
+
+
+def check_draft_is_there(server_args: Any) -> None:
+    """Raise DraftConfigError where our worker would run on a draft that has no config.json."""
+    cfg = resolving_view(server_args)
+    path, algorithm = cfg.speculative_draft_model_path, cfg.speculative_algorithm
+    if path is not None and algorithm is not None and ours(str(algorithm).upper(), cfg):
+        read_config(local_folder(path))
+
+
+def target_facts(model_config: Any) -> TargetFacts:
+    """What a draft is held to, from SGLang's ModelConfig of the target."""
+    text = model_config.hf_text_config
+    rope = getattr(text, "rope_parameters", None) or {}
+    theta = getattr(text, "rope_theta", None) or rope.get("rope_theta")
+    return TargetFacts(
+        num_hidden_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        rope_theta=theta,
+    )
+
+
+def read_draft(folder: Path, algorithm: str, target: TargetFacts) -> DraftConfig:
+    """The draft's config, held to the target and to the headers of its own weight files."""
+    draft = parse(read_config(folder), algorithm=algorithm, target=target)
+    check_tensors(draft, read_headers(folder))
+    return draft
+
+
+def _draft_folder(cfg: Any, algorithm: str) -> Path:
+    if cfg.speculative_draft_model_path is not None:
+        return local_folder(cfg.speculative_draft_model_path)
+    inside = Path(cfg.model_path) / algorithm.lower()
+    if (inside / "config.json").is_file():
+        return inside
+    raise DraftConfigError(
+        "--speculative-draft-model-path",
+        expected="a draft checkpoint",
+        found=None,
+        remedy=f"Give the draft's path; {cfg.model_path} has no {algorithm.lower()}/ folder.",
+    )
+
+
+def _gamma(cfg: Any, algorithm: str, draft: DraftConfig) -> int:
+    """Drafted tokens per round: what the flags say, else what the checkpoint was trained with."""
+    rows = cfg.speculative_num_draft_tokens
+    if algorithm == "DSPARK":
+        block = cfg.speculative_dspark_block_size
+        asked = {} if block is None else {"--speculative-dspark-block-size": int(block)}
+    else:
+        block = cfg.speculative_dflash_block_size
+        asked = {} if block is None else {"--speculative-dflash-block-size": int(block) - 1}
+    if rows is not None:
+        asked["--speculative-num-draft-tokens"] = int(rows) - 1
+    if len(set(asked.values())) > 1:
+        raise DraftConfigError(
+            " and ".join(asked),
+            expected="the same number of drafted tokens",
+            found=asked,
+            remedy="Give one of them. --speculative-num-draft-tokens counts the anchor row too.",
+        )
+    return next(iter(asked.values()), draft.max_gamma)
+
+
+def _check_tables(cfg: Any, gamma: int) -> None:
+    if cfg.speculative_dspark_sps_table_path:
+        load_table(cfg.speculative_dspark_sps_table_path)
+    if cfg.speculative_dspark_confidence_sts_path:
+        StsTemperatures.load(cfg.speculative_dspark_confidence_sts_path).tensor(gamma)
+
+
+_UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("--pp-size", lambda c: c.pp_size != 1, "the draft reads layers that other stages hold"),
+    (
+        "--disaggregation-mode",
+        lambda c: c.disaggregation_mode != "null",
+        "the draft's K/V are not transferred between prefill and decode servers",
+    ),
+    (
+        "--enable-hierarchical-cache",
+        lambda c: bool(c.enable_hierarchical_cache),
+        "the host cache does not carry the draft's K/V",
+    ),
+    (
+        "--speculative-draft-window-size",
+        lambda c: c.speculative_draft_window_size is not None,
+        "a draft's window comes from its own layer_types and sliding_window",
+    ),
+    (
+        "--speculative-use-block-verification",
+        lambda c: bool(c.speculative_use_block_verification),
+        "acceptance is token by token",
+    ),
+    (
+        "--enable-lora",
+        lambda c: bool(c.enable_lora or c.lora_paths),
+        "adapters are applied per request to equal numbers of rows, and a verification has unequal",
+    ),
+    ("--speculative-adaptive", lambda c: bool(c.speculative_adaptive), "gamma is scheduled here"),
+    (
+        "--speculative-token-map",
+        lambda c: c.speculative_token_map is not None,
+        "a reduced draft vocabulary is the checkpoint's d2t tensor",
+    ),
+    (
+        "--enable-dp-attention",
+        lambda c: bool(c.enable_dp_attention) or (c.attn_dp_size or 1) > 1,
+        "data-parallel attention is not wired to this worker yet",
+    ),
+)
+
+
+def _refuse_unsupported(cfg: Any, algorithm: str) -> None:
+    for flag, is_set, why in _UNSUPPORTED:
+        if is_set(cfg):
+            raise ValueError(
+                f"{flag}: expected unset with {algorithm} on this worker, found it set. "
+                f"{why[0].upper()}{why[1:]}. Leave it out."
+            )

@@ -1,0 +1,1 @@
+"""Speculative workers: one seam, two drafters."""

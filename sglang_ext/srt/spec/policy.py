@@ -1,0 +1,44 @@
+"""Whose speculative worker answers for DSPARK and DFLASH (SGLANG_EXT_SPEC)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_ext import env
+
+ALGORITHMS = ("DFLASH", "DSPARK")
+
+
+def builtin_refusal(algorithm: str, cfg: Any) -> str | None:
+    """Why SGLang 0.5.23's own worker would refuse this configuration; None where it accepts."""
+    if not str(cfg.device).startswith("cuda"):
+        return f"it needs CUDA, and the device is {cfg.device}"
+    return None
+
+
+def ours(algorithm: str, cfg: Any) -> bool:
+    """Whether our worker runs `algorithm` under this configuration."""
+    choice = env.SPEC.get()
+    if algorithm not in ALGORITHMS or choice == "never":
+        return False
+    return choice == "always" or builtin_refusal(algorithm, cfg) is not None
+
+
+def worker_class(algorithm: str) -> type | None:
+    """Our worker for an algorithm, or None for those that stay SGLang's."""
+    if algorithm == "DFLASH":
+        from sglang_ext.srt.spec.dflash import DFlashWorker
+
+        return DFlashWorker
+    if algorithm == "DSPARK":
+        from sglang_ext.srt.spec.dspark import DSparkWorker
+
+        return DSparkWorker
+    return None
+
+
+def ours_for(algorithm: str, server_args: Any) -> type | None:
+    """Our worker class where the policy picks it, for the hook on SGLang's factory."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return worker_class(algorithm) if ours(algorithm, resolving_view(server_args)) else None

@@ -1,0 +1,439 @@
+"""One speculative round for any block drafter: propose, schedule, verify, accept, commit.
+
+SGLang's contract (speculative/base_spec_worker.py): a worker is built with `server_args, gpu_id,
+nccl_port, target_worker`, answers `forward_batch_generation(batch, on_publish, grammar_barrier,
+pp_proxy_tensors)` for prefill and decode alike, and returns rows of `stride` tokens of which the
+first `accept_lens[r]` count. A subclass supplies `propose`, and may supply `schedule`.
+
+Draft K/V live in a pool of their own at the slots of the target's K/V. Each committed token's
+draft K/V are written from the target's features in the pass that computed them, so prefix
+sharing, retraction and rejection need nothing further: what was not committed is written over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.environ import envs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.runtime_context import get_observability, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.draft_parallel import (
+    model_draft_parallel_spec,
+    resolve_draft_parallel_layout,
+)
+from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker, make_draft_input_v2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
+from sglang.srt.speculative.spec_utils import draft_tp_context
+from torch import Tensor
+
+from sglang_ext.core.spec.block import BlockLayout, verify_ids, verify_positions
+from sglang_ext.core.spec.types import Proposal, VerifyPlan, VerifyResult
+from sglang_ext.patches import Stage, apply_all
+from sglang_ext.srt.args import read_draft, target_facts
+from sglang_ext.srt.spec.acceptance import SamplingLaws, accept
+from sglang_ext.srt.spec.checkpoint import local_folder
+from sglang_ext.srt.spec.live import LiveBatch
+from sglang_ext.srt.spec.logits import adjust, needs_adjustment
+from sglang_ext.srt.spec.logprobs import attach_logprobs
+from sglang_ext.srt.spec.metrics import RoundMetrics
+from sglang_ext.srt.spec.pacing import Pacer, same_on_all_ranks
+from sglang_ext.srt.spec.penalties import PenaltyBook, restore_at_prefill
+from sglang_ext.srt.spec.seeds import seed_prefill
+from sglang_ext.srt.spec.speed import grid_for
+from sglang_ext.srt.spec.verify_input import make_block_input, make_verify_input
+
+logger = logging.getLogger(__name__)
+
+
+class BlockSpecWorker(BaseSpecWorker):
+    """Drives a target and a block drafter through prefill and decode rounds."""
+
+    algorithm = ""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self.server_args = server_args
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = target_worker.device
+        apply_all(portable_cpu=str(self.device).startswith("cpu"), stage=Stage.WORKER)
+        self._build_draft(gpu_id, nccl_port)
+        self.gamma = int(get_spec().speculative_num_draft_tokens) - 1
+        self.layout = BlockLayout(self.gamma, self.draft_config.anchor_predicts)
+        self.speculative_num_draft_tokens = self.gamma + 1
+        self.speculative_num_steps = 1
+        self.penalties = PenaltyBook()
+        self.generator = torch.Generator(device="cpu")
+        self.generator.manual_seed(int(target_worker.random_seed))
+        self._block_info = make_block_input(self.layout.query_rows, self.device)
+        self.metrics = RoundMetrics(
+            self.gamma,
+            self.algorithm,
+            # Counters of several processes are summed; the ranks of a group count the same rounds.
+            bool(get_observability().enable_metrics) and self.tp_group.rank_in_group == 0,
+        )
+        self.pacer = Pacer(self.gamma, None, None, None)
+
+    def _build_draft(self, gpu_id: int, nccl_port: int) -> None:
+        target = self._target_worker.model_runner
+        folder = local_folder(get_spec().speculative_draft_model_path)
+        self.draft_config = read_draft(folder, self.algorithm, target_facts(target.model_config))
+        self.tp_group = get_tp_group()
+        self._tp_sync = SpecTpSync(self.tp_group)
+        self.draft_parallel_layout = resolve_draft_parallel_layout(
+            model_draft_parallel_spec(
+                target.spec_aux_config.draft_model_config, spec_algorithm=target.spec_algorithm
+            )
+        )
+        # The draft's rope table is sized for the target's context (`attach_target`), so a draft
+        # whose own config ends sooner is no error.
+        longer_context = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True)
+        with draft_tp_context(self.draft_parallel_layout), longer_context:
+            bundle = build_draft_tp_worker(
+                server_args=self.server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target_model_config=target.model_config,
+                algo_label=self.algorithm,
+                random_seed=self._target_worker.random_seed,
+            )
+        self._draft_worker = bundle.draft_worker
+        self.draft_runner = bundle.draft_model_runner
+        self.draft_model: Any = bundle.draft_model
+        self.draft_model.attach_target(
+            target.model.get_input_embeddings(),
+            target.model.lm_head,
+            target.model_config.context_len + self.draft_config.block_size + 1,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # SGLang asks a speculative worker for whatever it would ask a plain one.
+        if name == "_target_worker":
+            raise AttributeError(name)
+        return getattr(self._target_worker, name)
+
+    # What a drafter supplies.
+
+    @abstractmethod
+    def propose(self, live: LiveBatch, laws: SamplingLaws) -> Proposal:
+        """Draft gamma tokens for every request of `live`."""
+
+    def build_pacer(self) -> Pacer:
+        """What decides how much to draft and verify, once the models can run."""
+        return Pacer(self.gamma, grid_for(self), None, None)
+
+    # What SGLang calls.
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[[Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish)
+        if batch.forward_mode.is_idle():
+            return self._idle(on_publish)
+        return self._round(batch, on_publish, grammar_barrier)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        self.penalties.forget(rid)
+        self.pacer.forget(rid)
+
+    def init_cuda_graphs(self) -> None:
+        # The last step of SGLang's start-up: models, pools and backends are in place.
+        super().init_cuda_graphs()
+        self.pacer = self.build_pacer()
+
+    def get_confidence_budget_prepare(self) -> None:
+        return None
+
+    def block_accept_estimate_log_suffix(self) -> str:
+        return ""
+
+    def dump_info_records(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def clear_info_records(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def set_dspark_forced_budget_frac(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (self.model_runner.attn_backend, self.draft_runner.attn_backend)
+
+    # Prefill.
+
+    def _prefill(
+        self, batch: Any, on_publish: Callable[[Tensor], None] | None
+    ) -> GenerationBatchResult:
+        """Target prefill, then the draft K/V of every prompt token, before the slots are shared."""
+        seed_prefill(batch, self.generator)
+        restore_at_prefill(batch)
+        result = self._target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
+        )
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_TARGET, result.next_token_ids)
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        plan, result.kv_loc_plan = result.kv_loc_plan, None
+        features = result.logits_output.hidden_states
+        result.logits_output.hidden_states = None
+        positions = _extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
+        self._write_context(features[: len(positions)], positions, plan)
+        for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
+            self.penalties.begin(req, token)
+        result.next_draft_input = make_draft_input_v2(
+            bonus_tokens=result.next_token_ids, new_seq_lens=result.new_seq_lens
+        )
+        return result
+
+    def _write_context(self, features: Tensor, positions: Tensor, plan: Any) -> None:
+        slots = plan.write_ids(self.draft_runner.kv_index_translator)[: len(positions)]
+        with draft_tp_context(self.draft_parallel_layout):
+            self.draft_model.write_context(
+                features, positions, slots, self.draft_runner.token_to_kv_pool
+            )
+
+    def _idle(self, on_publish: Callable[[Tensor], None] | None) -> GenerationBatchResult:
+        empty = DFlashDraftInputV2.create_idle_input(device=self.device)
+        if on_publish is not None:
+            on_publish(empty.new_seq_lens)
+        return GenerationBatchResult(
+            next_token_ids=torch.empty(0, dtype=torch.int64, device=self.device),
+            accept_lens=torch.empty(0, dtype=torch.int32, device=self.device),
+            next_draft_input=empty,
+            new_seq_lens=empty.new_seq_lens,
+            speculative_num_draft_tokens=self.gamma + 1,
+        )
+
+    # One round.
+
+    def _round(
+        self,
+        batch: Any,
+        on_publish: Callable[[Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        started = time.perf_counter()
+        context = self.model_runner.model_config.context_len
+        live = LiveBatch.of(batch, batch.spec_info.bonus_tokens, self.gamma, context)
+        laws = SamplingLaws.of(live.reqs, batch.sampling_info)
+        slots = self._slots(live)
+        keys = [req.rid for req in live.reqs]
+        drafts = same_on_all_ranks([int(self.pacer.drafts(keys))], self.tp_group)[0]
+        drafting = live.drafting if drafts else []
+        proposal = self._propose(live, laws, slots, drafting)
+        plan = self._plan(live, proposal, keys, drafting)
+        positions = verify_positions(plan, live.prefix)
+        output, kv_plan = self._verify(batch, live, proposal, plan, positions, slots)
+        logits = output.next_token_logits
+        window = torch.cat((live.anchors[:, None], proposal.tokens), dim=1)
+        if needs_adjustment(batch, self.penalties):
+            adjust(logits, batch, self.penalties, window, plan, grammar_barrier)
+        result = accept(logits, plan, proposal, laws, positions, self.generator)
+        self._account(keys, drafting, plan, result)
+        self.pacer.timed(
+            len(live), plan.total, drafted=bool(drafting), seconds=time.perf_counter() - started
+        )
+        return self._commit(batch, live, plan, result, output, kv_plan, positions, on_publish)
+
+    def _slots(self, live: LiveBatch) -> Tensor:
+        """[R, gamma + 1] int64: the pool slots of the anchor and the drafts after it."""
+        steps = torch.arange(self.gamma + 1, device=self.device)
+        table = self.model_runner.req_to_token_pool.req_to_token
+        return table[live.pool_rows[:, None], live.prefix[:, None] + steps].to(torch.int64)
+
+    def _plan(
+        self, live: LiveBatch, proposal: Proposal, keys: list[str], drafting: list[int]
+    ) -> VerifyPlan:
+        """Admit drafts; every rank admits the same."""
+        if not drafting:
+            return VerifyPlan.of([0] * len(live), self.device)
+        lengths = self.pacer.lengths(keys, proposal, live.caps)
+        return VerifyPlan.of(same_on_all_ranks(lengths, self.tp_group), self.device)
+
+    def _account(
+        self, keys: list[str], drafting: list[int], plan: VerifyPlan, result: VerifyResult
+    ) -> None:
+        """Remember what the round earned, for the gate and for the metrics."""
+        if not drafting:
+            self.metrics.plain(len(keys))
+            return
+        accepted = result.accepted.tolist()
+        self.pacer.record(keys, [n + 1 for n in accepted], plan.row_counts)
+        chosen = set(drafting)
+        self.metrics.drafted(plan, [r in chosen for r in range(len(keys))], accepted)
+
+    def _propose(
+        self, live: LiveBatch, laws: SamplingLaws, slots: Tensor, rows: list[int]
+    ) -> Proposal:
+        """Draft for the requests in `rows`; the rest keep a placeholder that is never verified."""
+        if not rows:
+            return Proposal(live.anchors[:, None].expand(-1, self.gamma))
+        self._draft_slots = slots if len(rows) == len(live) else slots[rows]
+        proposal = self.propose(live.take(rows), laws.take(rows))
+        proposal = self._agree(proposal)
+        return proposal if len(rows) == len(live) else _spread(proposal, rows, live, self.gamma)
+
+    def _agree(self, proposal: Proposal) -> Proposal:
+        """Make every rank verify rank 0's drafts."""
+        self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, proposal.tokens)
+        return proposal
+
+    def time_draft(self, scratch: tuple[Tensor, Tensor]) -> None:
+        """Draft for pretended requests (pool rows, prefix lengths), to be timed."""
+        pool_rows, prefix = scratch
+        live = LiveBatch([None] * len(prefix), torch.zeros_like(prefix), prefix, pool_rows, [])
+        self._draft_slots = self._slots(live)
+        self.propose(live, SamplingLaws.greedy(len(prefix)))
+
+    def draft_hidden(self, live: LiveBatch) -> Tensor:
+        """Run the draft over a block for each request: [R, gamma, hidden], predicting rows only."""
+        layout = self.layout
+        ids = layout.block_ids(live.anchors, self.draft_config.mask_token_id).flatten()
+        slots = self._draft_slots[:, : layout.query_rows].reshape(-1)
+        ends = live.prefix.cpu() + layout.query_rows
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=len(live),
+            input_ids=ids,
+            req_pool_indices=live.pool_rows,
+            seq_lens=live.prefix,
+            out_cache_loc=slots,
+            seq_lens_sum=int(ends.sum()),
+            seq_lens_cpu=ends,
+            positions=layout.block_positions(live.prefix).flatten(),
+            spec_algorithm=SpeculativeAlgorithm.from_string(self.algorithm),
+            spec_info=self._block_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            global_num_token_non_padded_cpu=ids.numel(),
+        )
+        plan = self.draft_runner.kv_index_translator.plan(
+            req_pool_indices=live.pool_rows,
+            seq_lens=live.prefix,
+            seq_lens_cpu=live.prefix.cpu(),
+            write_virtual=slots,
+            read_extent=layout.query_rows,
+        )
+        plan.bind(batch, self.draft_runner.kv_index_translator)
+        with torch.inference_mode(), draft_tp_context(self.draft_parallel_layout):
+            hidden = self.draft_runner.forward(batch).logits_output.hidden_states
+        return layout.predictions(hidden.view(len(live), layout.query_rows, -1))
+
+    def _verify(
+        self,
+        batch: Any,
+        live: LiveBatch,
+        proposal: Proposal,
+        plan: VerifyPlan,
+        positions: Tensor,
+        slots: Tensor,
+    ) -> tuple[Any, Any]:
+        """One target pass over the admitted rows: (its output, the plan of what it wrote)."""
+        ids = verify_ids(plan, live.anchors, proposal.tokens)
+        batch.out_cache_loc = slots[plan.row_request, plan.row_offset]
+        lengths = torch.tensor(plan.row_counts) + live.prefix.cpu()
+        kv_plan = self.model_runner.kv_index_translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=live.prefix,
+            seq_lens_cpu=live.prefix.cpu(),
+            write_virtual=batch.out_cache_loc,
+            read_extent=plan.max_length + 1,
+        )
+        verify = make_verify_input(ids, positions, plan.row_counts)
+        verify.kv_loc_plan = kv_plan
+        batch.seq_lens_cpu, batch.seq_lens_sum = lengths, int(lengths.sum())
+        forward_batch, _ = verify.prepare_for_verify(batch, self._target_worker)
+        forward_batch.mark_forward_metadata_ready()
+        out = self._target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True
+        )
+        return out.logits_output, kv_plan
+
+    def _commit(
+        self,
+        batch: Any,
+        live: LiveBatch,
+        plan: VerifyPlan,
+        result: VerifyResult,
+        output: Any,
+        kv_plan: Any,
+        positions: Tensor,
+        on_publish: Callable[[Tensor], None] | None,
+    ) -> GenerationBatchResult:
+        """Publish the new lengths, write the draft K/V of the verified rows, hand tokens over."""
+        tokens, lengths = result.tokens, result.commit_lengths
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, tokens)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, lengths)
+        bonus = tokens.gather(1, lengths[:, None] - 1).squeeze(1)
+        new_seq_lens = live.prefix + lengths
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        if batch.return_logprob:
+            attach_logprobs(batch, output, plan, tokens)
+        self._write_context(output.hidden_states, positions, kv_plan)
+        output.hidden_states = None
+        output.next_token_logits = None
+        committed = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+        self.penalties.commit(live.reqs, committed)
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=tokens.clamp(min=0).reshape(-1),
+            accept_lens=lengths.to(torch.int32),
+            next_draft_input=make_draft_input_v2(bonus_tokens=bonus, new_seq_lens=new_seq_lens),
+            new_seq_lens=new_seq_lens,
+            speculative_num_draft_tokens=self.gamma + 1,
+            # Rows verified, anchor included: SGLang turns it into spec_cap_length.
+            cap_lens=plan.lengths + 1,
+            can_run_cuda_graph=False,
+        )
+
+
+def _extend_positions(prefix: list[int], lengths: list[int], device: Any) -> Tensor:
+    """Absolute positions of a prefill's rows, request after request."""
+    ranges = [torch.arange(p, p + n) for p, n in zip(prefix, lengths, strict=True)]
+    return torch.cat(ranges).to(device)
+
+
+def _spread(proposal: Proposal, rows: list[int], live: LiveBatch, gamma: int) -> Proposal:
+    """Lay the proposal of some requests out over all of them."""
+    index = torch.tensor(rows, device=live.prefix.device)
+
+    def over_all(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        wide = values.new_zeros((len(live), *values.shape[1:]))
+        wide[index] = values
+        return wide
+
+    support = proposal.support
+    if support is not None and support.dim() > 1:
+        support = over_all(support)
+    tokens = live.anchors[:, None].repeat(1, gamma)
+    tokens[index] = proposal.tokens
+    return Proposal(
+        tokens,
+        over_all(proposal.probs),
+        over_all(proposal.confidence),
+        over_all(proposal.columns),
+        support,
+    )
