@@ -1,0 +1,55 @@
+"""The `sglang-ext` command: thin, each group lives with what it drives."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sglang_ext import __version__
+from sglang_ext.demo.cli import app as demo_app
+from sglang_ext.training.cli import app as training_app
+
+app = typer.Typer(
+    name="sglang-ext",
+    help="Speculative decoding (DSPARK, DFLASH) on any device for SGLang 0.5.23.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(demo_app, name="demo")
+app.add_typer(training_app, name="train-draft")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Serve with `python -m sglang.launch_server ... --speculative-algorithm DSPARK`."""
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what this machine will run: platform, patches, whose worker answers, what is missing.
+
+    Exits with 1 when something would keep a server from starting.
+    """
+    from sglang_ext.doctor import examine
+
+    report = examine()
+    typer.echo(report.as_json() if as_json else report.as_text())
+    raise typer.Exit(0 if report.healthy else 1)
+
+
+if __name__ == "__main__":
+    app()
