@@ -1,0 +1,7 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+from tests.e2e.stand import stand
+
+__all__ = ["stand"]
