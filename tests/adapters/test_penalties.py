@@ -56,6 +56,16 @@ def _penalizers(batch: _Batch) -> Any:
     return penaltylib.BatchedPenalizerOrchestrator(VOCAB, batch, kinds)
 
 
+def _serve(penalizers: Any, logits: torch.Tensor) -> None:
+    """What a served step does: additive penalties, then scaling ones, in that order."""
+    additive = torch.zeros_like(logits)
+    penalizers.accumulate_additive_penalties(additive)
+    logits.add_(additive)
+    scaling = penalizers.accumulate_scaling_penalties()
+    if scaling is not None:
+        logits.copy_(torch.where(logits < 0, logits * scaling, logits / scaling))
+
+
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
 
 
@@ -89,7 +99,7 @@ def test_every_verify_row_is_penalised_as_the_step_it_stands_for(
     for token in emitted:
         theirs.cumulate_output_tokens(torch.tensor([token]))
     for row, token in enumerate([*drafts, 0]):
-        theirs.apply(expected[row : row + 1])
+        _serve(theirs, expected[row : row + 1])
         theirs.cumulate_output_tokens(torch.tensor([token]))
 
     book = PenaltyBook()
@@ -112,7 +122,7 @@ def test_a_request_that_is_prefilled_again_keeps_its_penalties(
         before.cumulate_output_tokens(torch.tensor([0, token]))
     logits = torch.randn(2, VOCAB)
     expected = logits.clone()
-    before.apply(expected)
+    _serve(before, expected)
 
     req.output_ids = list(emitted)
     info = SimpleNamespace(
