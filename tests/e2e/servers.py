@@ -173,6 +173,7 @@ class ServerPool:
         self.alive = alive
         self._parent: WarmParent | None = None
         self._servers: OrderedDict[Spec, Server] = OrderedDict()
+        self._retiring: list[threading.Thread] = []
         self._folder = Path(tempfile.mkdtemp(prefix="sglang-ext-e2e-"))
         # Runs that share the range start at different places in it.
         self._count = os.getpid()
@@ -208,7 +209,7 @@ class ServerPool:
             server.assert_healthy()
             return server
         while len(self._servers) >= self.alive:
-            self._servers.popitem(last=False)[1].stop()
+            self._retire(self._servers.popitem(last=False)[1])
         order, port, log = self._order(spec)
         server = Server(spec, self.parent.start(order, log), port, log, self.parent)
         try:
@@ -218,6 +219,12 @@ class ServerPool:
             raise
         self._servers[spec] = server
         return server
+
+    def _retire(self, server: Server) -> None:
+        """Stop a server while the next one starts: a graceful end takes seconds of waiting."""
+        self._retiring = [thread for thread in self._retiring if thread.is_alive()]
+        self._retiring.append(threading.Thread(target=server.stop))
+        self._retiring[-1].start()
 
     def drop(self, spec: Spec) -> None:
         """Stop the server of `spec` if it runs."""
@@ -237,7 +244,9 @@ class ServerPool:
 
     def close(self) -> None:
         while self._servers:
-            self._servers.popitem()[1].stop()
+            self._retire(self._servers.popitem()[1])
+        for thread in self._retiring:
+            thread.join()
         if self._parent is not None:
             self._parent.close()
             self._parent = None
