@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.peers import against, peer, spinning_little
 from bench.report import environment, markdown
 from bench.serving import Run, Server, close_all
-from sglang_ext.srt.cpu_args import SPINS
 
 PromptSets = dict[str, list[list[int]]]
 CODE_AND_MATH = ("math", "code")
@@ -163,46 +163,37 @@ def decode_step_ms(server: Server, prompt: list[int], repeats: int) -> float:
     return statistics.median(times)
 
 
-def against_hf(
-    args: argparse.Namespace, server: Server, prompts: list[list[int]], plan: Plan
+def against_peers(
+    args: argparse.Namespace, servers: dict[str, Server], prompts: list[list[int]], plan: Plan
 ) -> dict[str, float]:
-    """no speculation / HF generate, tokens/s at batch 1 and 16, the same number of new tokens."""
-    command = [sys.executable, "-m", "bench.hf_generate", "--model", args.target]
+    """Ratios to HF generate at batch 1 and 16, and to llama.cpp where a GGUF was given."""
     found = {}
-    with subprocess.Popen(
-        command,
-        env=_spinning_little(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    none = {"none": servers["none"]}
+    with peer([sys.executable, "-m", "bench.hf_generate", "--model", args.target]) as hf:
         for batch in (1, 16):
-            load = list(itertools.islice(itertools.cycle(prompts), batch))
-            ratios = []
-            for turn in range(plan.repeats + 1):
-                process.stdin.write(json.dumps({"prompts": load, "tokens": plan.tokens}) + "\n")
-                process.stdin.flush()
-                theirs = json.loads(process.stdout.readline())
-                ours = server.run(load, plan.tokens, batch, ignore_eos=True)
-                if turn:
-                    speed = ours.tokens / ours.seconds
-                    ratios.append(speed * theirs["seconds"] / theirs["tokens"])
-            found[f"no speculation / HF generate, batch {batch}"] = statistics.median(ratios)
-        process.stdin.close()
+            ratios = against(
+                hf, none, prompts, batch=batch, tokens=plan.tokens, repeats=plan.repeats
+            )
+            found[f"no speculation / HF generate, batch {batch}"] = ratios["none"]
+    if args.llama:
+        beside = {name: servers[name] for name in ("none", "dspark") if name in servers}
+        with peer(
+            [args.llama_python, "-m", "bench.llama_generate", "--model", args.llama]
+        ) as llama:
+            ratios_of = {name: [] for name in beside}
+            for prompt in prompts[: max(1, plan.per_set)]:
+                one = against(llama, beside, [prompt], batch=1, tokens=plan.tokens, repeats=1)
+                for name, value in one.items():
+                    ratios_of[name].append(value)
+        for name, values in ratios_of.items():
+            title = "no speculation" if name == "none" else name
+            found[f"{title} / llama.cpp f16, batch 1"] = statistics.geometric_mean(values)
     return found
-
-
-def _spinning_little() -> dict[str, str]:
-    """What our servers set for themselves, so that nothing we compare with waits in another way."""
-    return {"GOMP_SPINCOUNT": str(SPINS), **os.environ}
 
 
 def forward_times(args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.forward", "--model", args.target]
-    done = subprocess.run(command, env=_spinning_little(), capture_output=True, text=True)
+    done = subprocess.run(command, env=spinning_little(), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"bench.forward: expected a result, found:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])["ms"]
@@ -268,12 +259,12 @@ def measure(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
             note("concurrency")
             crowd = together(servers, mixed, plan)
             step = decode_step_ms(servers["none"], mixed[0], plan.repeats + 2)
-            note("HF generate")
-            hf = against_hf(args, servers["none"], mixed, plan)
+            note("HF generate, llama.cpp")
+            peers = against_peers(args, servers, mixed, plan)
             grids = {name: measured_times(cache, name) for name in servers}
         finally:
             close_all(servers.values())
-    return summary(sets, alone, crowd, prefill, grids, forward, step) | {"ratios_hf": hf}
+    return summary(sets, alone, crowd, prefill, grids, forward, step) | {"ratios_peers": peers}
 
 
 def summary(
@@ -326,6 +317,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument(
+        "--llama", metavar="GGUF", help="f16 weights for llama.cpp (bench.gguf_f16)"
+    )
+    parser.add_argument("--llama-python", default=sys.executable, help="that has llama_cpp")
     parser.add_argument("--gate-prompts", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("ratios.json"))
     args = parser.parse_args()

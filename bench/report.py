@@ -83,7 +83,10 @@ def _plain(result: dict[str, Any]) -> list[tuple[str, str, str]]:
             "0.75",
         )
     ]
-    rows += [(name, f"{value:.2f}", "1.2") for name, value in result["ratios_hf"].items()]
+    rows += [
+        (name, f"{value:.2f}", "1.2" if "HF" in name else "")
+        for name, value in result["ratios_peers"].items()
+    ]
     first = result["forward_ms"]["rows_1"]["fast"]
     costs = ", ".join(
         f"{name.removeprefix('rows_')}: {times['fast'] / first:.2f}"
