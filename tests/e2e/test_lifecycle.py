@@ -21,7 +21,7 @@ from tests.e2e.workload import accepted, ids_of, ragged, random_prompt, run_batc
 pytestmark = pytest.mark.e2e
 
 ALGORITHMS = ("DSPARK", "DFLASH")
-SOAK = int(os.environ.get("SGLANG_EXT_TEST_SOAK", "200"))
+SOAK = int(os.environ.get("SGLANG_EXT_TEST_SOAK", "2000"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
