@@ -1,0 +1,1 @@
+"""Parallel layouts on any device that torch.distributed serves: expert exchange, CP, TBO, EPLB."""
