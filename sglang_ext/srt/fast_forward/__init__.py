@@ -9,8 +9,9 @@ Three steps, each of which leaves alone what it does not recognise and counts it
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -68,8 +69,25 @@ def report_of(model: nn.Module) -> Report | None:
     return None if state is None else state[0]
 
 
+class Follower(Protocol):
+    """Something that keeps copies of a model's weights, such as a draft that shares its head."""
+
+    def follow(self, model: nn.Module) -> None:
+        """Make the copies again if they are of `model`, whose weights were replaced in place."""
+
+
+_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+
+def call_on_refresh(follower: Follower) -> None:
+    """Have `follower` told, for as long as it lives, when weights were replaced."""
+    _followers.add(follower)
+
+
 def refresh(model: Any) -> None:
     """Pack again after the weights of `model` were replaced in place."""
+    for follower in list(_followers):
+        follower.follow(model)
     state = getattr(model, _ATTRIBUTE, None)
     if state is None:
         return

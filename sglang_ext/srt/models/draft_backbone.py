@@ -42,6 +42,7 @@ from sglang_ext.core.spec.draft_tensors import (
 )
 from sglang_ext.core.spec.markov import draft_target_ids
 from sglang_ext.kernels.linear import Linear, PlainLinear, make_linear
+from sglang_ext.srt.fast_forward import call_on_refresh
 from sglang_ext.srt.spec.checkpoint import local_folder
 
 _STACKED = {
@@ -213,9 +214,19 @@ class DraftBackbone(nn.Module):
             is_neox_style=True,
         )
         self._cos, self._sin = split_cache(rope.cos_sin_cache.float())
-        if draft.reduced_vocab:
+        self._pack()
+        call_on_refresh(self)
+
+    def follow(self, model: nn.Module) -> None:
+        """Copy again what was taken from the target, or from this draft, when it was replaced."""
+        if model is self or getattr(model, "lm_head", None) is self._head:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Products over weights that are laid out once: the head's rows, fc, every layer's k, v."""
+        if self.draft.reduced_vocab:
             self.target_columns = draft_target_ids(self.d2t.data)
-            self._head_rows = product_over(_rows_of_head(lm_head, self.target_columns))
+            self._head_rows = product_over(_rows_of_head(self._head, self.target_columns))
         self._features = product_over(self.fc.weight.data)
         self._stack_context_projection()
 
