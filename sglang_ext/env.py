@@ -81,6 +81,13 @@ SPEC = EnvVar(
     "auto, always or never",
     "Decides whose DSPARK / DFLASH worker runs: auto takes over where SGLang's own cannot run.",
 )
+MODELS = EnvVar(
+    "SGLANG_EXT_MODELS",
+    "auto",
+    _one_of("auto", "always", "never"),
+    "auto, always or never",
+    "Decides who loads DeepSeek-V4 and DeepSeek-V3.2: auto takes over where SGLang's own cannot run.",
+)
 PLATFORM = EnvVar(
     "SGLANG_EXT_PLATFORM",
     "auto",
@@ -133,6 +140,7 @@ CACHE_DIR = EnvVar(
 
 ALL: tuple[EnvVar, ...] = (
     SPEC,
+    MODELS,
     PLATFORM,
     SCHEDULER,
     PAYS,
