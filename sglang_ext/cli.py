@@ -8,6 +8,7 @@ import typer
 
 from sglang_ext import __version__
 from sglang_ext.demo.cli import app as demo_app
+from sglang_ext.lossless.cli import lossless
 from sglang_ext.training.cli import app as training_app
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(demo_app, name="demo")
 app.add_typer(training_app, name="train-draft")
+app.command(name="lossless")(lossless)
 
 
 def _print_version(wanted: bool) -> None:
