@@ -1,7 +1,6 @@
 """Compile recorded launches for GPUs that are not there, and read what they need.
 
-No driver and no GPU is used: Triton's compiler and the ptxas and cuobjdump that come with it work
-on any host.
+No driver and no GPU is used: Triton's compiler and the ptxas that comes with it work on any host.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ _POINTERS = {
     torch.int64: "*i64",
     torch.bool: "*i1",
 }
-_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Resources:
         kernel: name of the function.
         target: compute capability, 90 for sm_90.
         registers: per thread.
-        stack: bytes of stack frame per thread; a kernel without local arrays has one only when
-            registers spill.
+        spilled: bytes stored to and loaded from local memory per thread for want of registers.
         shared: bytes of shared memory per program.
         warps: warps per program.
     """
@@ -50,7 +49,7 @@ class Resources:
     kernel: str
     target: int
     registers: int
-    stack: int
+    spilled: int
     shared: int
     warps: int
 
@@ -107,28 +106,28 @@ def compile_launch(launch: Launch, target: int) -> Any:
     return triton.compile(_source(launch), target=GPUTarget("cuda", target, 32), options=options)
 
 
-def _cuobjdump() -> str:
-    import triton
-
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
-
-
 def read_resources(compiled: Any, target: int) -> Resources:
-    """Registers, stack and shared memory as written in the cubin."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [_cuobjdump(), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = _RESOURCES.search(text)
-    if found is None:
-        raise RuntimeError(f"cuobjdump, resource usage: expected REG and STACK, found {text!r}")
-    registers, stack, _, local = (int(n) for n in found.groups())
+    """What ptxas reports for the compiled kernel's PTX under the options Triton gives it.
+
+    Spills are read rather than inferred from the stack frame, which alignment alone can cause.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(compiled.asm["ptx"])
+        options = ["-lineinfo", "-v", "--regAllocOptLevel=2"]
+        options += [f"--gpu-name={sm_arch_from_capability(target)}", "-o", f"{folder}/kernel.cubin"]
+        command = [get_ptxas(target).path, *options, str(source)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills, registers = _SPILLS.search(text), _REGISTERS.search(text)
+    if spills is None or registers is None:
+        raise RuntimeError(f"ptxas, report: expected spills and registers, found {text!r}")
     return Resources(
         kernel=compiled.name,
         target=target,
-        registers=registers,
-        stack=stack + local,
+        registers=int(registers[1]),
+        spilled=int(spills[1]) + int(spills[2]),
         shared=compiled.metadata.shared,
         warps=compiled.metadata.num_warps,
     )
