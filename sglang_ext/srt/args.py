@@ -18,6 +18,7 @@ from sglang.srt.arg_groups.overrides import (
     resolved_view,
     resolving_view,
 )
+from sglang.srt.environ import envs
 
 from sglang_ext.core.spec.calibration import StsTemperatures
 from sglang_ext.core.spec.draft_config import (
@@ -64,11 +65,19 @@ def resolve_ours(server_args: Any, algorithm: str) -> bool:
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": gamma + 1,
     }
+    if (cfg.attn_dp_size or 1) > 1 and not cfg.enable_dp_lm_head:
+        # The draft predicts with the target's head on one DP rank at a time: a head that is
+        # sharded over all of them would need the idle ones.
+        decided["enable_dp_lm_head"] = True
     backend = cfg.speculative_draft_attention_backend
     if backend is None:
         backend, _ = attention_backends_of(resolved_view(server_args))
         decided["speculative_draft_attention_backend"] = backend
     declare_resolution(server_args, SOURCE, **decided)
+    if (cfg.attn_dp_size or 1) > 1 or cfg.moe_a2a_backend != "none":
+        # A verification of unequal rows is padded row by row, beyond what SGLang's fixed input
+        # buffers hold per request; without them the forward takes the batch as it is.
+        envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)
     logger.info("%s: our worker, gamma %d, draft %s", algorithm, gamma, folder)
     return True
 
@@ -175,11 +184,6 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "--speculative-token-map",
         lambda c: c.speculative_token_map is not None,
         "a reduced draft vocabulary is the checkpoint's d2t tensor",
-    ),
-    (
-        "--enable-dp-attention",
-        lambda c: bool(c.enable_dp_attention) or (c.attn_dp_size or 1) > 1,
-        "data-parallel attention is not wired to this worker yet",
     ),
 )
 

@@ -1,8 +1,8 @@
 """Rows travel to the ranks of their experts and back, over `torch.distributed` alone.
 
 Two contracts, DeepEP's (facts of its `Buffer` interface, not its code):
-    normal       one copy of a row per destination RANK; the expert side applies the gate weights and
-                 sums, the way back is a plain sum over ranks
+    normal       one copy of a row per destination RANK; the expert side applies the gate weights
+                 and sums, the way back is a plain sum over ranks
     low latency  one copy per (row, expert); the expert side returns bare outputs, the way back is
                  the sum weighted with the gate weights, and a rank sends at most `max_rows` rows
 """

@@ -1,6 +1,6 @@
 """SGLang's expert dispatcher for `--moe-a2a-backend deepep` where deep_ep cannot run.
 
-    SGLang     dispatch(hidden_states, topk_output) -> DispatchOutput; combine(combine_input) -> rows,
+    SGLang     dispatch(hidden_states, topk_output) -> DispatchOutput; combine(input) -> rows,
                each in two halves (_a, _b) and two sub-batches under two-batch overlap
     exchange   send(hidden, ids, weights) -> Arrived; collect(outputs, journey) -> rows
 The difference absorbed here: the halves (the exchange happens in the second), the sub-batch index,

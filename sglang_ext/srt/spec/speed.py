@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor
 
 from sglang_ext import __version__, env
 from sglang_ext.core.spec.errors import TableError
 from sglang_ext.core.spec.speed_grid import SpeedGrid
+from sglang_ext.srt.spec.ranks import dp_slots, set_rows
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,7 @@ class _Scratch:
             read_extent=rows,
         )
         plan.bind(batch, self.runner.kv_index_translator)
+        set_rows(batch, positions.numel(), dp_slots())
         with torch.inference_mode():
             self.runner.forward(batch)
 
@@ -157,6 +160,13 @@ def _typical(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - started)
     return sorted(times)[1]
+
+
+def _layout() -> list[Any]:
+    """Everything about the ranks that a forward's time depends on."""
+    p = get_parallel()
+    sizes = (p.tp_size, p.attn_dp_size, p.attn_cp_size, p.attn_tp_size, p.moe_ep_size)
+    return [*sizes, get_exec().moe.moe_a2a_backend, p.enable_dp_lm_head]
 
 
 def _cache_path(worker: Any) -> Path:
@@ -175,7 +185,7 @@ def _cache_path(worker: Any) -> Path:
         "kv": [str(runner.kv_cache_dtype), runner.page_size],
         "backend": type(runner.attn_backend).__name__,
         "fast": env.FAST_FORWARD.get(),
-        "ranks": worker.tp_group.world_size,
+        "layout": _layout(),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return env.CACHE_DIR.get() / "speed" / f"{worker.algorithm.lower()}-{digest}.json"

@@ -28,6 +28,8 @@ def make_verify_input(ids: Tensor, positions: Tensor, rows: list[int]) -> Ragged
         draft_token_num=max(rows, default=1),
         custom_mask=None,
         capture_hidden_mode=CaptureHiddenMode.FULL,
+        # Rows are counted one by one: `set_rows` gives every DP rank's number of them.
+        num_tokens_per_req=1,
         verify_lens=rows,
     )
 

@@ -16,10 +16,10 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_tp_group
 from sglang.srt.environ import envs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import (
@@ -27,7 +27,7 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardBatch,
     ForwardMode,
 )
-from sglang.srt.runtime_context import get_observability, get_spec
+from sglang.srt.runtime_context import get_observability, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.draft_parallel import (
@@ -52,11 +52,13 @@ from sglang_ext.srt.spec.logprobs import attach_logprobs
 from sglang_ext.srt.spec.metrics import RoundMetrics
 from sglang_ext.srt.spec.pacing import Pacer, same_on_all_ranks
 from sglang_ext.srt.spec.penalties import PenaltyBook, restore_at_prefill
+from sglang_ext.srt.spec.ranks import dp_slots, peers_of_request, set_rows
 from sglang_ext.srt.spec.seeds import seed_prefill
 from sglang_ext.srt.spec.speed import grid_for
 from sglang_ext.srt.spec.verify_input import make_block_input, make_verify_input
 
 logger = logging.getLogger(__name__)
+_SEED_STRIDE = 1_000_003
 
 
 class BlockSpecWorker(BaseSpecWorker):
@@ -78,13 +80,15 @@ class BlockSpecWorker(BaseSpecWorker):
         self.speculative_num_steps = 1
         self.penalties = PenaltyBook()
         self.generator = torch.Generator(device="cpu")
-        self.generator.manual_seed(int(target_worker.random_seed))
+        # DP ranks serve other requests: their coins must not be the same ones.
+        seed = int(target_worker.random_seed) + get_parallel().attn_dp_rank * _SEED_STRIDE
+        self.generator.manual_seed(seed)
         self._block_info = make_block_input(self.layout.query_rows, self.device)
         self.metrics = RoundMetrics(
             self.gamma,
             self.algorithm,
             # Counters of several processes are summed; the ranks of a group count the same rounds.
-            bool(get_observability().enable_metrics) and self.tp_group.rank_in_group == 0,
+            bool(get_observability().enable_metrics) and self.peers.rank_in_group == 0,
         )
         self.pacer = Pacer(self.gamma, None, None, None)
 
@@ -92,17 +96,21 @@ class BlockSpecWorker(BaseSpecWorker):
         target = self._target_worker.model_runner
         folder = local_folder(get_spec().speculative_draft_model_path)
         self.draft_config = read_draft(folder, self.algorithm, target_facts(target.model_config))
-        self.tp_group = get_tp_group()
-        self._tp_sync = SpecTpSync(self.tp_group)
+        # The draft's scope narrows what the context says of the target, so that is read here.
+        self.tp_group = get_parallel().tp_group
+        self.peers = peers_of_request()
+        self.slots = dp_slots()
+        self._tp_sync = SpecTpSync(self.peers)
         self.draft_parallel_layout = resolve_draft_parallel_layout(
             model_draft_parallel_spec(
                 target.spec_aux_config.draft_model_config, spec_algorithm=target.spec_algorithm
-            )
+            ),
+            collapse_cp=True,
         )
         # The draft's rope table is sized for the target's context (`attach_target`), so a draft
         # whose own config ends sooner is no error.
         longer_context = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True)
-        with draft_tp_context(self.draft_parallel_layout), longer_context:
+        with self._draft_ranks(), longer_context:
             bundle = build_draft_tp_worker(
                 server_args=self.server_args,
                 gpu_id=gpu_id,
@@ -114,11 +122,16 @@ class BlockSpecWorker(BaseSpecWorker):
         self._draft_worker = bundle.draft_worker
         self.draft_runner = bundle.draft_model_runner
         self.draft_model: Any = bundle.draft_model
-        self.draft_model.attach_target(
-            target.model.get_input_embeddings(),
-            target.model.lm_head,
-            target.model_config.context_len + self.draft_config.block_size + 1,
-        )
+        with self._draft_ranks():
+            self.draft_model.attach_target(
+                target.model.get_input_embeddings(),
+                target.model.lm_head,
+                target.model_config.context_len + self.draft_config.block_size + 1,
+            )
+
+    def _draft_ranks(self) -> AbstractContextManager[Any]:
+        """The draft's own placement: attention TP under DP attention, all of TP under CP alone."""
+        return draft_tp_context(self.draft_parallel_layout)
 
     def __getattr__(self, name: str) -> Any:
         # SGLang asks a speculative worker for whatever it would ask a plain one.
@@ -145,10 +158,10 @@ class BlockSpecWorker(BaseSpecWorker):
         grammar_barrier: Callable[[], None] | None = None,
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
+        if batch.forward_mode.is_idle():
+            return self._idle(batch, on_publish)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish)
-        if batch.forward_mode.is_idle():
-            return self._idle(on_publish)
         return self._round(batch, on_publish, grammar_barrier)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -165,6 +178,11 @@ class BlockSpecWorker(BaseSpecWorker):
 
     def block_accept_estimate_log_suffix(self) -> str:
         return ""
+
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        # New target weights reach the draft through what it copied of them (`Follower`); the
+        # draft's own stay. A target's tensor names would fit a draft's layers by accident.
+        return []
 
     def dump_info_records(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -208,12 +226,26 @@ class BlockSpecWorker(BaseSpecWorker):
 
     def _write_context(self, features: Tensor, positions: Tensor, plan: Any) -> None:
         slots = plan.write_ids(self.draft_runner.kv_index_translator)[: len(positions)]
-        with draft_tp_context(self.draft_parallel_layout):
+        with self._draft_ranks():
             self.draft_model.write_context(
                 features, positions, slots, self.draft_runner.token_to_kv_pool
             )
 
-    def _idle(self, on_publish: Callable[[Tensor], None] | None) -> GenerationBatchResult:
+    def _idle(
+        self, batch: Any, on_publish: Callable[[Tensor], None] | None
+    ) -> GenerationBatchResult:
+        """No request here, but the target's forward is one for all DP ranks."""
+        if batch.is_extend_in_batch:
+            self._target_worker.forward_batch_generation(
+                batch, capture_hidden_mode=CaptureHiddenMode.FULL
+            )
+        elif self.slots:
+            empty = torch.empty(0, dtype=torch.int64, device=self.device)
+            batch.out_cache_loc = empty
+            self._forward_verify(batch, make_verify_input(empty, empty, []), 0)
+        return self._idle_result(on_publish)
+
+    def _idle_result(self, on_publish: Callable[[Tensor], None] | None) -> GenerationBatchResult:
         empty = DFlashDraftInputV2.create_idle_input(device=self.device)
         if on_publish is not None:
             on_publish(empty.new_seq_lens)
@@ -239,7 +271,7 @@ class BlockSpecWorker(BaseSpecWorker):
         laws = SamplingLaws.of(live.reqs, batch.sampling_info)
         slots = self._slots(live)
         keys = [req.rid for req in live.reqs]
-        drafts = same_on_all_ranks([int(self.pacer.drafts(keys))], self.tp_group)[0]
+        drafts = same_on_all_ranks([int(self.pacer.drafts(keys))], self.peers)[0]
         drafting = live.drafting if drafts else []
         proposal = self._propose(live, laws, slots, drafting)
         plan = self._plan(live, proposal, keys, drafting)
@@ -269,7 +301,7 @@ class BlockSpecWorker(BaseSpecWorker):
         if not drafting:
             return VerifyPlan.of([0] * len(live), self.device)
         lengths = self.pacer.lengths(keys, proposal, live.caps)
-        return VerifyPlan.of(same_on_all_ranks(lengths, self.tp_group), self.device)
+        return VerifyPlan.of(same_on_all_ranks(lengths, self.peers), self.device)
 
     def _account(
         self, keys: list[str], drafting: list[int], plan: VerifyPlan, result: VerifyResult
@@ -290,7 +322,8 @@ class BlockSpecWorker(BaseSpecWorker):
         if not rows:
             return Proposal(live.anchors[:, None].expand(-1, self.gamma))
         self._draft_slots = slots if len(rows) == len(live) else slots[rows]
-        proposal = self.propose(live.take(rows), laws.take(rows))
+        with self._draft_ranks():
+            proposal = self.propose(live.take(rows), laws.take(rows))
         proposal = self._agree(proposal)
         return proposal if len(rows) == len(live) else _spread(proposal, rows, live, self.gamma)
 
@@ -304,10 +337,14 @@ class BlockSpecWorker(BaseSpecWorker):
         pool_rows, prefix = scratch
         live = LiveBatch([None] * len(prefix), torch.zeros_like(prefix), prefix, pool_rows, [])
         self._draft_slots = self._slots(live)
-        self.propose(live, SamplingLaws.greedy(len(prefix)))
+        with self._draft_ranks():
+            self.propose(live, SamplingLaws.greedy(len(prefix)))
 
     def draft_hidden(self, live: LiveBatch) -> Tensor:
-        """Run the draft over a block for each request: [R, gamma, hidden], predicting rows only."""
+        """Run the draft over a block for each request: [R, gamma, hidden], predicting rows only.
+
+        Called by `propose`, on the draft's own ranks.
+        """
         layout = self.layout
         ids = layout.block_ids(live.anchors, self.draft_config.mask_token_id).flatten()
         slots = self._draft_slots[:, : layout.query_rows].reshape(-1)
@@ -335,7 +372,7 @@ class BlockSpecWorker(BaseSpecWorker):
             read_extent=layout.query_rows,
         )
         plan.bind(batch, self.draft_runner.kv_index_translator)
-        with torch.inference_mode(), draft_tp_context(self.draft_parallel_layout):
+        with torch.inference_mode():
             hidden = self.draft_runner.forward(batch).logits_output.hidden_states
         return layout.predictions(hidden.view(len(live), layout.query_rows, -1))
 
@@ -362,12 +399,18 @@ class BlockSpecWorker(BaseSpecWorker):
         verify = make_verify_input(ids, positions, plan.row_counts)
         verify.kv_loc_plan = kv_plan
         batch.seq_lens_cpu, batch.seq_lens_sum = lengths, int(lengths.sum())
+        return self._forward_verify(batch, verify, plan.total), kv_plan
+
+    def _forward_verify(self, batch: Any, verify: Any, rows: int) -> Any:
+        """The target's pass over `rows` rows here and whatever the other DP ranks bring."""
         forward_batch, _ = verify.prepare_for_verify(batch, self._target_worker)
-        forward_batch.mark_forward_metadata_ready()
+        set_rows(forward_batch, rows, self.slots)
+        if rows:
+            forward_batch.mark_forward_metadata_ready()
         out = self._target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
         )
-        return out.logits_output, kv_plan
+        return out.logits_output
 
     def _commit(
         self,
