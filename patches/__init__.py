@@ -6,8 +6,10 @@ from sglang_ext.patches import (
     attention_choices,
     cpu_defaults,
     cuda_synchronize,
+    deepseek_v32,
     draft_attention,
     draft_models,
+    draft_updates,
     eagle_sampling,
     expert_dispatch,
     last_slot,
@@ -34,6 +36,11 @@ LEDGER: tuple[Patch, ...] = (
     row_headroom.PATCH,
     worker_policy.PATCH,
     draft_models.PATCH,
+    deepseek_v32.CONFIG_PATCH,
+    deepseek_v32.ARGS_PATCH,
+    deepseek_v32.POOL_PATCH,
+    deepseek_v32.SIZE_PATCH,
+    deepseek_v32.MODEL_PATCH,
     moe_native.PATCH,
     last_slot.PATCH,
     eagle_sampling.PATCH,
@@ -53,6 +60,7 @@ LEDGER: tuple[Patch, ...] = (
     weight_updates.TENSOR_PATCH,
     weight_updates.IPC_PATCH,
     weight_updates.END_PATCH,
+    draft_updates.PATCH,
 )
 
 _applied: list[Patch] = []

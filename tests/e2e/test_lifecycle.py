@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import random
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 
 import httpx
 import pytest
@@ -175,6 +177,33 @@ def test_two_ranks(stand: Stand, algorithm: str) -> None:
     batches = run_batches(client)
     assert ids_of(batches) == stand.plain_answers("llama")
     assert sum(accepted(batches)[1:]) > 0
+
+
+def nothing_to_load() -> str:
+    """An empty list of named tensors, as SGLang wants it sent."""
+    return base64.b64encode(bytes(ForkingPickler.dumps([]))).decode()
+
+
+def test_replaced_weights_reach_the_draft(stand: Stand) -> None:
+    """After new target weights over RPC, drafts are as good as in a server started on them."""
+    other = stand.checkpoints.target("llama", seed=23)
+    draft = stand.checkpoints.draft("DSPARK", "reduced-vocabulary")
+    fresh = stand.server(stand.spec("DSPARK", draft, other, 4)).client
+    expected = run_batches(fresh)
+    client = stand.speculative("DSPARK", "reduced-vocabulary", "--log-level", "warning")
+    before = run_batches(client)
+    answer = client.post("/update_weights_from_disk", json={"model_path": str(other)}, timeout=60)
+    assert answer.json()["success"], answer.text
+    after = run_batches(client)
+    assert ids_of(after) == ids_of(expected) != ids_of(before)
+    assert accepted(after) == accepted(expected) != accepted(before)
+    only_draft = {"selector": "draft"}
+    assert client.post("/begin_weight_update", json=only_draft).status_code == 200
+    empty = {"serialized_named_tensors": [nothing_to_load()], "selector": "draft"}
+    refused = client.post("/update_weights_from_tensor", json=empty)
+    assert "keeps the weights it was started with" in refused.text
+    assert client.post("/end_weight_update", json={}).status_code == 200
+    assert ids_of(run_batches(client)) == ids_of(expected)
 
 
 def _wander(client: Client, number: int, expected: dict[int, list[int]]) -> None:
