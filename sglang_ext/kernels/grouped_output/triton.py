@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sglang_ext.kernels.launch import cdiv, launch
 
-_BLOCK_T = 32
-_BLOCK_R = 64
-_BLOCK_K = 64
+# Tokens, ranks and inner elements of a tile, and pipeline stages. Exact float32 products do not
+# run on tensor cores and hold their operands in registers, so their tiles are smaller.
+_TILES = (32, 64, 64, 3)
+_FLOAT32_TILES = (16, 32, 16, 2)
 
 
 @triton.jit
@@ -67,21 +69,17 @@ def _grouped_output(
     tl.store(target, total.to(out.dtype.element_ty), live & (r < rank)[None, :])
 
 
-def tile_of(head_dim: int, rope: int) -> int:
-    """The largest tile that divides both parts of a head; below 16 there is no kernel."""
-    return min(_BLOCK_K, math.gcd(head_dim - rope, rope, _BLOCK_K))
-
-
 def grouped_output_triton(o: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> Tensor:
     """See `api.grouped_output`; contiguous arguments."""
     tokens, _, dim = o.shape
     groups, rank, inner = weight.shape
     rope = 2 * cos.shape[1]
     out = o.new_empty(tokens, groups * rank)
+    block_t, block_r, block_k, stages = _FLOAT32_TILES if o.dtype == torch.float32 else _TILES
     launch(
-        _grouped_output, (cdiv(tokens, _BLOCK_T), cdiv(rank, _BLOCK_R), groups),
+        _grouped_output, (cdiv(tokens, block_t), cdiv(rank, block_r), groups),
         o, cos, sin, weight, out, tokens, groups, rank, inner, dim, dim - rope,
-        BLOCK_T=_BLOCK_T, BLOCK_R=_BLOCK_R, BLOCK_K=tile_of(dim, rope),
-        num_stages=3,
+        BLOCK_T=block_t, BLOCK_R=block_r, BLOCK_K=math.gcd(dim - rope, rope, block_k),
+        num_stages=stages,
     )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
 
 _SPLITS = 16
 _BLOCK_TOKENS = 16
-_BLOCK_K = 64
+_BLOCK_K = 32
 _BLOCK_D = 512
 
 

@@ -1,0 +1,160 @@
+"""What every Triton kernel takes from a GPU: registers, spills, shared memory, per target.
+
+Each op is called on tensors of the "meta" device at the shapes of the models that use it. The
+kernels it would launch are recorded and compiled ahead of time, so the table needs no GPU and says
+nothing about speed.
+
+    python -m bench.kernels [--only PART] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_ext.kernels.aot import TARGETS, Resources, compile_launch, read_resources
+from sglang_ext.kernels.launch import Launch, recording
+
+TOKENS = 100
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _wide(*shape: int) -> Tensor:
+    return _meta(*shape, dtype=torch.float32)
+
+
+def _bytes(*shape: int) -> Tensor:
+    return _meta(*shape, dtype=torch.uint8)
+
+
+def _long(*shape: int) -> Tensor:
+    return _meta(*shape, dtype=torch.int64)
+
+
+def hyper_connection() -> None:
+    """DeepSeek-V4-Flash: four streams of 4096."""
+    from sglang_ext.kernels.hyper_connection import triton as op
+
+    streams = _meta(TOKENS, 4, 4096)
+    mix = op.hc_pre_triton(
+        streams, _wide(24, 16384), _wide(24), _wide(3), iters=20, eps=1e-6, rms_eps=1e-6
+    )
+    op.hc_post_triton(mix.x, streams, mix.post, mix.comb)
+    op.hc_head_triton(streams, _wide(4, 16384), _wide(4), _wide(1), eps=1e-6, rms_eps=1e-6)
+
+
+def router() -> None:
+    """Flash (256 experts), Pro (384) and V3.2 (8 groups of 32)."""
+    from sglang_ext.kernels.router import triton as op
+
+    plain = {"sigmoid": False, "n_group": 1, "topk_group": 0, "top_k": 6}
+    grouped = {"sigmoid": True, "n_group": 8, "topk_group": 4, "top_k": 8}
+    op.route_top_k_triton(_wide(TOKENS, 256), _wide(256), **plain, scaling=1.5)
+    op.route_top_k_triton(_wide(TOKENS, 384), _wide(384), **plain, scaling=2.5)
+    op.route_top_k_triton(_wide(TOKENS, 256), _wide(256), **grouped, scaling=2.5)
+    op.route_hash_triton(_wide(TOKENS, 256), _long(TOKENS), _long(129280, 6), scaling=1.5)
+
+
+def quant() -> None:
+    """Activations and weights of 4096 columns, with ue8m0 (V4) and float (V3.2) scales."""
+    from sglang_ext.kernels.quant import triton as op
+
+    op.act_quant_triton(_meta(TOKENS, 4096), 128)
+    for scale in (_bytes(16, 32), _wide(16, 32)):
+        op.dequantise_fp8_triton(_bytes(2048, 4096), scale, (128, 128), torch.bfloat16)
+    op.dequantise_fp4_triton(_bytes(2048, 2048), _bytes(2048, 128), torch.bfloat16)
+
+
+def grouped_output() -> None:
+    """Flash: 64 heads of 512 in 8 groups; float32 for the exact mode."""
+    from sglang_ext.kernels.grouped_output import triton as op
+
+    for dtype in (torch.bfloat16, torch.float32):
+        o, weight = _meta(TOKENS, 64, 512, dtype=dtype), _meta(8, 1024, 4096, dtype=dtype)
+        op.grouped_output_triton(o, _wide(TOKENS, 32), _wide(TOKENS, 32), weight)
+
+
+def nsa() -> None:
+    """The paper's sizes: 64 query heads of 192, 4 key heads, values of 128."""
+    from sglang_ext.core.nsa import NsaKeys, NsaSpec
+    from sglang_ext.kernels.nsa import triton as op
+
+    spec, tokens = NsaSpec(), 4096
+    entries = spec.entries(tokens)
+    keys = NsaKeys(
+        _meta(entries, 4, 192), _meta(entries, 4, 128),
+        _meta(tokens, 4, 192), _meta(tokens, 4, 128),
+        _meta(tokens, 4, 192), _meta(tokens, 4, 128),
+    )  # fmt: skip
+    q, gates = _meta(TOKENS, 64, 192), _wide(TOKENS, 64, 3)
+    op.native_sparse_attention_triton(q, keys, gates, _long(TOKENS), spec, 192**-0.5)
+
+
+OPS: dict[str, Callable[[], None]] = {
+    "hyper_connection": hyper_connection,
+    "router": router,
+    "quant": quant,
+    "grouped_output": grouped_output,
+    "nsa": nsa,
+}
+
+
+def launches(op: str) -> list[Launch]:
+    """What one op starts at its production shapes."""
+    with recording() as records:
+        OPS[op]()
+    return records
+
+
+def measured(op: str, targets: tuple[int, ...] = TARGETS) -> Iterator[tuple[Launch, Resources]]:
+    """Every launch of `op`, compiled for every target."""
+    for record in launches(op):
+        for target in targets:
+            yield record, read_resources(compile_launch(record, target), target)
+
+
+def variant(launch: Launch) -> str:
+    """What tells two launches of one kernel apart: its first argument and its constants."""
+    constants = " ".join(f"{k}={v}" for k, v in launch.constants.items())
+    return f"{str(launch.args[0].dtype).removeprefix('torch.')} {constants}"
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    """One line per launch, registers / spilled bytes / shared bytes of every target."""
+    head = [f"sm_{target}" for target in TARGETS]
+    lines = [f"| op | kernel | variant | {' | '.join(head)} |", "|" + "---|" * (3 + len(head))]
+    table: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        key = (str(row["op"]), str(row["kernel"]), str(row["variant"]))
+        cell = f"{row['registers']} / {row['spilled']} / {row['shared']}"
+        table.setdefault(key, []).append(cell)
+    lines += [f"| {' | '.join([*key, *cells])} |" for key, cells in table.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of an op's name")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    rows = [
+        {"op": op, "variant": variant(record), **found.as_json()}
+        for op in OPS
+        if args.only in op
+        for record, found in measured(op)
+    ]
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

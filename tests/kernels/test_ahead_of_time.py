@@ -1,0 +1,55 @@
+"""Every Triton kernel compiles for every GPU generation, without a GPU, and none spills."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.kernels import OPS, launches
+from sglang_ext.kernels.aot import TARGETS, compile_launch, read_resources
+from sglang_ext.kernels.launch import Launch
+from tests.kernels.backend import INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+
+# Shared memory a program may have: 99 KiB, what sm_120 gives.
+SHARED_LIMIT = 99 * 1024
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_compiles_everywhere_and_does_not_spill(op: str) -> None:
+    spilled = []
+    for record in launches(op):
+        for target in TARGETS:
+            compiled = compile_launch(record, target)
+            assert compiled.asm["cubin"]
+            # An 8-bit float type would not compile below sm_89, or be emulated.
+            assert not re.search(r"f8E\dM\d", compiled.asm["ttir"])
+            found = read_resources(compiled, target)
+            assert found.shared <= SHARED_LIMIT, found
+            if found.spilled:
+                spilled.append(found)
+    assert not spilled
+
+
+def test_every_triton_file_is_compiled() -> None:
+    """An op added without a case here would never be compiled before a user does."""
+    folder = Path(__file__).parents[2] / "sglang_ext" / "kernels"
+    assert {file.parent.name for file in folder.glob("*/triton.py")} == set(OPS)
+    for file in folder.glob("*/triton.py"):
+        kernels = set(re.findall(r"^def (_\w+)\(", file.read_text(), re.MULTILINE))
+        started = {record.kernel.__name__ for record in launches(file.parent.name)}
+        named = set(re.findall(r"launch\(\s*(\w+),", file.read_text()))
+        assert started == named <= kernels
+
+
+def test_an_8_bit_float_argument_is_refused() -> None:
+    record = launches("quant")[0]
+    codes = record.args[1].view(torch.float8_e4m3fn)
+    args = (record.args[0], codes, *record.args[2:])
+    changed = Launch(record.kernel, record.grid, args, record.constants, 4, 1)
+    with pytest.raises(TypeError, match=r"codes: expected one of .* found torch.float8_e4m3fn"):
+        compile_launch(changed, 80)
