@@ -74,6 +74,7 @@ class Client:
     """Blocking client of one server."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._http = httpx.Client(base_url=url, timeout=120, trust_env=False)
 
     def close(self) -> None:

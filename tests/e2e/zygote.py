@@ -18,6 +18,9 @@ import signal
 import sys
 from typing import Any
 
+from tests.e2e.faults import VARIABLE as FAULT
+from tests.e2e.faults import plant
+
 
 def _warm() -> None:
     """Import what every process of a server imports, with the plugin in force."""
@@ -72,6 +75,7 @@ def _child(order: dict[str, Any]) -> None:
     code = 1
     try:
         _reread_import_time_flags()
+        plant(order["env"].get(FAULT))
         _serve(order["argv"])
         code = 0
     except SystemExit as stop:
