@@ -89,13 +89,11 @@ def nsa() -> None:
 
     spec, tokens = NsaSpec(), 4096
     entries = spec.entries(tokens)
-    keys = NsaKeys(
-        _meta(entries, 4, 192), _meta(entries, 4, 128),
-        _meta(tokens, 4, 192), _meta(tokens, 4, 128),
-        _meta(tokens, 4, 192), _meta(tokens, 4, 128),
-    )  # fmt: skip
-    q, gates = _meta(TOKENS, 64, 192), _wide(TOKENS, 64, 3)
-    op.native_sparse_attention_triton(q, keys, gates, _long(TOKENS), spec, 192**-0.5)
+    for dtype in (torch.bfloat16, torch.float32):
+        shapes = [(length, 4, dim) for length in (entries, tokens, tokens) for dim in (192, 128)]
+        keys = NsaKeys(*(_meta(*shape, dtype=dtype) for shape in shapes))
+        q, gates = _meta(TOKENS, 64, 192, dtype=dtype), _wide(TOKENS, 64, 3)
+        op.native_sparse_attention_triton(q, keys, gates, _long(TOKENS), spec, 192**-0.5)
 
 
 OPS: dict[str, Callable[[], None]] = {

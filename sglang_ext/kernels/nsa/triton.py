@@ -18,8 +18,11 @@ from torch import Tensor
 
 from sglang_ext.core.nsa import NsaKeys, NsaSpec, select_blocks, visible_entries
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
+from sglang_ext.kernels.online_softmax import softmax_step
 
 _BLOCK_KEYS = 32
+# Exact float32 products hold their operands in registers.
+_FLOAT32_BLOCK_KEYS = 16
 _MIN_ROWS = 16
 
 
@@ -29,20 +32,6 @@ def _load_rows(base, head, rows, dim, HEADS: tl.constexpr, DIM: tl.constexpr):
     d = tl.arange(0, DIM)
     inside = (rows[:, None] >= 0) & (d < dim)[None, :]
     return tl.load(base + (head + rows)[:, None] * dim + d[None, :], inside, 0.0)
-
-
-@triton.jit
-def _step(q, k, v, visible, scale, total, top, norm):
-    """One tile of keys into a running softmax; q [H, D], k [D, K], v [K, V], visible [K]."""
-    scores = tl.dot(q, k, input_precision="ieee") * scale
-    scores = tl.where(visible[None, :], scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
-    # Before the first visible key everything is -inf; subtracting 0 keeps NaN away.
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p = tl.exp(scores - anchor[:, None])
-    fade = tl.exp(top - anchor)
-    total = total * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-    return total, new_top, norm * fade + tl.sum(p, axis=1)
 
 
 @triton.jit
@@ -93,7 +82,7 @@ def _compressed(
         visible = index < count
         k = _tile(k_entry, index, visible, g, key_heads, dim, True, DIM)
         v = _tile(v_entry, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
-        total, top, norm = _step(query, k, v, visible, scale, total, top, norm)
+        total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
     empty = norm == 0.0
     total = total / tl.where(empty, 1.0, norm)[:, None]
     d = tl.arange(0, VALUE_DIM)
@@ -186,7 +175,7 @@ def _fine(
             visible = index < stop
             k = _tile(k_block, index, visible, g, key_heads, dim, True, DIM)
             v = _tile(v_block, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
-            total, top, norm = _step(query, k, v, visible, scale, total, top, norm)
+            total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
     gate = gates + (head + h) * 3
     result = total * (tl.load(gate + 1, h < share, 0.0).to(tl.float32) / norm)[:, None]
     total = tl.zeros((HEADS, VALUE_DIM), dtype=tl.float32)
@@ -197,7 +186,7 @@ def _fine(
         visible = index <= position
         k = _tile(k_window, index, visible, g, key_heads, dim, True, DIM)
         v = _tile(v_window, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
-        total, top, norm = _step(query, k, v, visible, scale, total, top, norm)
+        total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
     result += total * (tl.load(gate + 2, h < share, 0.0).to(tl.float32) / norm)[:, None]
     inside = (h < share)[:, None] & (d < value_dim)[None, :]
     at = (head + h)[:, None] * value_dim + d[None, :]
@@ -214,7 +203,8 @@ def native_sparse_attention_triton(
     key_heads, value_dim = keys.v_block.shape[1:]
     share, blocks = heads // key_heads, spec.blocks(keys.k_block.shape[0])
     sizes = {"HEADS": max(_MIN_ROWS, next_power_of_2(share)), "DIM": max(16, next_power_of_2(dim))}
-    values = {"VALUE_DIM": max(16, next_power_of_2(value_dim)), "KEYS": _BLOCK_KEYS}
+    tile = _FLOAT32_BLOCK_KEYS if q.dtype == torch.float32 else _BLOCK_KEYS
+    values = {"VALUE_DIM": max(16, next_power_of_2(value_dim)), "KEYS": tile}
     counts = visible_entries(positions, spec).to(torch.int32)
     compressed = torch.empty(rows, heads, value_dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, heads, dtype=torch.float32, device=q.device)
@@ -226,9 +216,9 @@ def native_sparse_attention_triton(
     )  # fmt: skip
     importance = torch.empty(rows, key_heads, blocks, dtype=torch.float32, device=q.device)
     launch(
-        _importance, (rows, key_heads, cdiv(blocks, _BLOCK_KEYS)),
+        _importance, (rows, key_heads, cdiv(blocks, tile)),
         q, keys.k_entry, counts, lse, importance, key_heads, share, dim, blocks, scale,
-        **sizes, BLOCKS=_BLOCK_KEYS, PER_BLOCK=spec.block // spec.stride,
+        **sizes, BLOCKS=tile, PER_BLOCK=spec.block // spec.stride,
         PER_ENTRY=spec.length // spec.stride,
     )  # fmt: skip
     chosen = select_blocks(importance, positions, spec)
