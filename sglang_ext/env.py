@@ -86,7 +86,21 @@ MODELS = EnvVar(
     "auto",
     _one_of("auto", "always", "never"),
     "auto, always or never",
-    "Decides who loads DeepSeek-V4 and DeepSeek-V3.2: auto takes over where SGLang's own cannot run.",
+    "Decides who loads DeepSeek-V4 and V3.2: auto takes over where SGLang's own cannot run.",
+)
+INDEXER = EnvVar(
+    "SGLANG_EXT_INDEXER",
+    "exact",
+    _one_of("exact", "fp8"),
+    "exact or fp8",
+    "fp8 rounds DeepSeek-V3.2's index vectors as the published kernels do; exact keeps them.",
+)
+INDEX_SHARE = EnvVar(
+    "SGLANG_EXT_INDEX_SHARE",
+    1,
+    _at_least(1),
+    "a whole number of layers, at least 1",
+    "Above 1, DeepSeek-V3.2 selects tokens in every n-th layer and reuses that: approximate.",
 )
 PLATFORM = EnvVar(
     "SGLANG_EXT_PLATFORM",
@@ -141,6 +155,8 @@ CACHE_DIR = EnvVar(
 ALL: tuple[EnvVar, ...] = (
     SPEC,
     MODELS,
+    INDEXER,
+    INDEX_SHARE,
     PLATFORM,
     SCHEDULER,
     PAYS,

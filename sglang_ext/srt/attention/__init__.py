@@ -24,6 +24,13 @@ def register() -> None:
 
 
 def _create_portable(runner: ModelRunner) -> AttentionBackend:
+    """The backend that the runner's model needs; a draft beside it gets its own."""
+    from sglang_ext.srt.models.deepseek_v32_setup import is_ours
+
+    if is_ours(runner.model_config.hf_config):
+        from sglang_ext.srt.attention.dsa import DsaAttnBackend
+
+        return DsaAttnBackend(runner)
     from sglang_ext.srt.attention.portable import PortableAttnBackend
 
     return PortableAttnBackend(runner)

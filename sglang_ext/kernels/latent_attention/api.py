@@ -1,0 +1,84 @@
+"""Checked entries to latent attention.
+
+Queries are absorbed (see core/mla.py) but for `attend_expanded`. Softmax and sums are in float32.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sglang_ext.kernels.latent_attention.torch_latent import (
+    attend_expanded_torch,
+    attend_selected_torch,
+    attend_visible_torch,
+)
+
+
+def attend_visible(
+    q: Tensor, latents: Tensor, visible: Tensor, value_dim: int, scale: float
+) -> Tensor:
+    """out[b, n, h] = softmax_j(scale * q[b, n, h] . c_j) c_j[:value_dim], j < visible[b, n].
+
+    Args:
+        q: [batch, rows, heads, dim].
+        latents: [batch, tokens, dim]; what no row of its request sees may hold anything.
+        visible: [batch, rows] int64, number of leading tokens that a row sees; 0 for padding.
+
+    Returns:
+        [batch, rows, heads, value_dim], dtype of q; rows that see nothing are zero.
+
+    Raises:
+        ValueError: shapes that contradict each other, with expected and found.
+    """
+    batch, rows, _, dim = q.shape
+    _expect("latents", latents, (batch, latents.shape[1], dim))
+    _expect("visible", visible, (batch, rows))
+    return attend_visible_torch(q, latents, visible, value_dim, scale)
+
+
+def attend_selected(
+    q: Tensor, buffer: Tensor, slots: Tensor, value_dim: int, scale: float
+) -> Tensor:
+    """out[n, h] = softmax_j(scale * q[n, h] . c_j) c_j[:value_dim] over the row's own slots.
+
+    Args:
+        q: [rows, heads, dim].
+        buffer: [pool rows, dim]; slots that no row names are never read.
+        slots: [rows, width] int64, -1 where a row has fewer.
+
+    Returns:
+        [rows, heads, value_dim], dtype of q; rows without slots are zero.
+
+    Raises:
+        ValueError: shapes that contradict each other, with expected and found.
+    """
+    _expect("buffer", buffer, (buffer.shape[0], q.shape[-1]))
+    _expect("slots", slots, (q.shape[0], slots.shape[-1]))
+    return attend_selected_torch(q, buffer, slots, value_dim, scale)
+
+
+def attend_expanded(q: Tensor, keys: Tensor, values: Tensor, first: int, scale: float) -> Tensor:
+    """Causal attention of one request's rows first, first + 1, ... over its expanded tokens.
+
+    Args:
+        q: [rows, heads, dim].
+        keys: [first + rows, heads, dim].
+        values: [first + rows, heads, value dim].
+
+    Returns:
+        [rows, heads, value dim] float32.
+
+    Raises:
+        ValueError: shapes that contradict each other, with expected and found.
+    """
+    tokens, (_, heads, dim) = first + q.shape[0], q.shape
+    _expect("keys", keys, (tokens, heads, dim))
+    _expect("values", values, (tokens, heads, values.shape[-1]))
+    return attend_expanded_torch(q, keys, values, first, scale)
+
+
+def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"latent attention: {name}: expected {list(shape)}, found {list(tensor.shape)}"
+        )

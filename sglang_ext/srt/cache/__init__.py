@@ -1,0 +1,1 @@
+"""Token pools for models whose state per token is not a plain key and value."""

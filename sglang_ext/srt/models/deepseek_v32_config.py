@@ -1,0 +1,271 @@
+"""What DeepSeek-V3.2's config.json says, read strictly.
+
+Two spellings of rotary settings are in use: `rope_theta` beside `rope_scaling` in the published
+checkpoints, one `rope_parameters` object in those that transformers 5 writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OFFICIAL = "DeepseekV32ForCausalLM"
+_REMEDY = "Compare with the config.json of deepseek-ai/DeepSeek-V3.2."
+_MISSING = object()
+
+
+class DeepseekV32ConfigError(ValueError):
+    """A field of config.json that cannot be served as it stands."""
+
+    def __init__(self, field: str, *, expected: str, found: object, remedy: str = _REMEDY) -> None:
+        shown = "nothing" if found is _MISSING else repr(found)
+        super().__init__(
+            f"DeepSeek-V3.2 config.json, {field}: expected {expected}, found {shown}. {remedy}"
+        )
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary settings; `factor` is 1 without YaRN.
+
+    attention_scale: what YaRN multiplies the softmax scale by (mscale_all_dim squared).
+    """
+
+    theta: float
+    factor: float = 1.0
+    original_length: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    @property
+    def yarn(self) -> bool:
+        return self.factor > 1.0
+
+    @property
+    def attention_scale(self) -> float:
+        if not self.yarn or not self.mscale_all_dim:
+            return 1.0
+        return (0.1 * self.mscale_all_dim * math.log(self.factor) + 1.0) ** 2
+
+
+@dataclass(frozen=True)
+class DeepseekV32Config:
+    """Sizes and rules of one checkpoint, under the names of the official config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_nextn_predict_layers: int
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    routed_scaling_factor: float
+    norm_topk_prob: bool
+    first_k_dense_replace: int
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: Rope
+    fp8_block: tuple[int, int] | None
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Query and key width of one head before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of what the cache keeps per token: the latent, then the rotated key part."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.qk_head_dim**-0.5 * self.rope.attention_scale
+
+    def is_moe(self, layer_id: int) -> bool:
+        return layer_id >= self.first_k_dense_replace
+
+
+class _Reader:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def get(self, field: str) -> Any:
+        return self.raw.get(field, _MISSING)
+
+    def integer(self, field: str, least: int = 1) -> int:
+        value = self.get(field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise DeepseekV32ConfigError(
+                field, expected=f"a whole number, at least {least}", found=value
+            )
+        return value
+
+    def number(self, field: str) -> float:
+        return _number(field, self.get(field))
+
+    def flag(self, field: str) -> bool:
+        value = self.get(field)
+        if not isinstance(value, bool):
+            raise DeepseekV32ConfigError(field, expected="true or false", found=value)
+        return value
+
+    def only(self, field: str, *allowed: object) -> None:
+        """Refuse a field that is there with another value than those this package computes."""
+        value = self.raw.get(field, allowed[0])
+        if value not in allowed:
+            raise DeepseekV32ConfigError(
+                field,
+                expected=" or ".join(repr(a) for a in allowed),
+                found=value,
+                remedy="Other variants of this architecture are not implemented.",
+            )
+
+
+def _number(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise DeepseekV32ConfigError(field, expected="a positive number", found=value)
+    return float(value)
+
+
+def parse(raw: Mapping[str, Any]) -> DeepseekV32Config:
+    """Read the fields of a config.json.
+
+    Raises:
+        DeepseekV32ConfigError: a field that is missing, of another type, or names a variant that
+            is not computed here.
+    """
+    read = _Reader(raw)
+    read.only("hidden_act", "silu")
+    read.only("scoring_func", "sigmoid")
+    read.only("topk_method", "noaux_tc")
+    read.only("attention_bias", False)
+    read.only("tie_word_embeddings", False)
+    read.only("moe_layer_freq", 1)
+    config = DeepseekV32Config(
+        vocab_size=read.integer("vocab_size"),
+        hidden_size=read.integer("hidden_size"),
+        intermediate_size=read.integer("intermediate_size"),
+        moe_intermediate_size=read.integer("moe_intermediate_size"),
+        num_hidden_layers=read.integer("num_hidden_layers"),
+        num_nextn_predict_layers=raw.get("num_nextn_predict_layers") or 0,
+        num_attention_heads=read.integer("num_attention_heads"),
+        q_lora_rank=read.integer("q_lora_rank"),
+        kv_lora_rank=read.integer("kv_lora_rank"),
+        qk_nope_head_dim=read.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=read.integer("qk_rope_head_dim", 2),
+        v_head_dim=read.integer("v_head_dim"),
+        n_routed_experts=read.integer("n_routed_experts"),
+        n_shared_experts=read.integer("n_shared_experts"),
+        num_experts_per_tok=read.integer("num_experts_per_tok"),
+        n_group=read.integer("n_group"),
+        topk_group=read.integer("topk_group"),
+        routed_scaling_factor=read.number("routed_scaling_factor"),
+        norm_topk_prob=read.flag("norm_topk_prob"),
+        first_k_dense_replace=read.integer("first_k_dense_replace", 0),
+        index_n_heads=read.integer("index_n_heads"),
+        index_head_dim=read.integer("index_head_dim", 2),
+        index_topk=read.integer("index_topk"),
+        max_position_embeddings=read.integer("max_position_embeddings"),
+        rms_norm_eps=read.number("rms_norm_eps"),
+        rope=_rope(read),
+        fp8_block=_fp8_block(raw.get("quantization_config")),
+    )
+    _check(config, raw)
+    return config
+
+
+def _check(config: DeepseekV32Config, raw: Mapping[str, Any]) -> None:
+    if config.qk_rope_head_dim % 2 or config.qk_rope_head_dim > config.index_head_dim:
+        raise DeepseekV32ConfigError(
+            "qk_rope_head_dim",
+            expected=f"an even number up to index_head_dim {config.index_head_dim}",
+            found=config.qk_rope_head_dim,
+        )
+    groups, chosen = config.n_group, config.topk_group
+    per_group = config.n_routed_experts // groups
+    if config.n_routed_experts % groups or per_group < 2:
+        raise DeepseekV32ConfigError(
+            "n_group",
+            expected=f"a divisor of n_routed_experts {config.n_routed_experts} that leaves at "
+            f"least 2 experts per group",
+            found=groups,
+        )
+    if chosen > groups or config.num_experts_per_tok > chosen * per_group:
+        raise DeepseekV32ConfigError(
+            "topk_group",
+            expected=f"at most n_group {groups}, with room for num_experts_per_tok "
+            f"{config.num_experts_per_tok}",
+            found=chosen,
+        )
+    kinds = raw.get("mlp_layer_types")
+    expected = ["sparse" if config.is_moe(i) else "dense" for i in range(config.num_hidden_layers)]
+    if kinds is not None and list(kinds) != expected:
+        raise DeepseekV32ConfigError(
+            "mlp_layer_types",
+            expected=f"{config.first_k_dense_replace} dense layers, then sparse ones, as "
+            f"first_k_dense_replace says",
+            found=list(kinds),
+        )
+
+
+def _rope(read: _Reader) -> Rope:
+    parameters = read.raw.get("rope_parameters")
+    if parameters is None:
+        theta, scaling = read.number("rope_theta"), read.raw.get("rope_scaling") or {}
+        name = "rope_scaling"
+    else:
+        name, scaling = "rope_parameters", dict(parameters)
+        theta = _number(f"{name}.rope_theta", scaling.get("rope_theta", read.get("rope_theta")))
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return Rope(theta)
+    if kind not in ("yarn", "deepseek_yarn"):
+        raise DeepseekV32ConfigError(f"{name}.rope_type", expected="default or yarn", found=kind)
+    if scaling.get("attention_factor") is not None or scaling.get("truncate") is False:
+        raise DeepseekV32ConfigError(
+            name, expected="yarn without attention_factor and truncate", found=scaling
+        )
+    length = scaling.get("original_max_position_embeddings", _MISSING)
+    return Rope(
+        theta=theta,
+        factor=_number(f"{name}.factor", scaling.get("factor", _MISSING)),
+        original_length=int(_number(f"{name}.original_max_position_embeddings", length)),
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+        mscale=float(scaling.get("mscale") or 1.0),
+        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
+    )
+
+
+def _fp8_block(quantisation: Any) -> tuple[int, int] | None:
+    """Block of the weights' scales, None for a checkpoint that is not quantised."""
+    if not quantisation:
+        return None
+    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
+    known = isinstance(block, list | tuple) and len(block) == 2
+    if method != "fp8" or quantisation.get("fmt", "e4m3") != "e4m3" or not known:
+        raise DeepseekV32ConfigError(
+            "quantization_config",
+            expected="quant_method fp8, fmt e4m3 and a weight_block_size of two numbers",
+            found=dict(quantisation),
+            remedy="Other formats are not implemented; give the bf16 or the fp8 checkpoint.",
+        )
+    return int(block[0]), int(block[1])

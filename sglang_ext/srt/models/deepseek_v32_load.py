@@ -1,0 +1,152 @@
+"""Reads a DeepSeek-V3.2 checkpoint into the model: complete, in shape, fp8 widened.
+
+Tensors arrive in any order, so an fp8 weight waits for its scale or the scale for its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from sglang.srt.model_loader.weight_utils import default_weight_loader
+from torch import Tensor, nn
+
+from sglang_ext.core.quant import dequantise_fp8
+from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
+from sglang_ext.srt.models.deepseek_v32_names import (
+    SCALE_SUFFIX,
+    is_mtp,
+    layer_of,
+    placement,
+    required_tensors,
+)
+
+
+class DeepseekV32TensorError(ValueError):
+    """A checkpoint whose tensors are not those its config.json calls for."""
+
+    def __init__(self, name: str, *, expected: str, found: object) -> None:
+        super().__init__(
+            f"DeepSeek-V3.2 checkpoint, {name}: expected {expected}, found {found}. "
+            f"Compare config.json and the weight files; they must be of one checkpoint."
+        )
+        self.tensor = name
+
+
+class TensorReader:
+    """Yields the target's tensors in a float dtype, and knows afterwards what never came.
+
+    keep: which layers this rank holds.
+    """
+
+    def __init__(self, config: DeepseekV32Config, keep: Callable[[int], bool]) -> None:
+        self.config = config
+        self.shapes = {
+            name: shape
+            for name, shape in required_tensors(config).items()
+            if (layer := layer_of(name)) is None or keep(layer)
+        }
+        self.keep = keep
+        self.seen: set[str] = set()
+        self._waiting: dict[str, Tensor] = {}
+
+    def read(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """(name, tensor) of the target, as they become complete.
+
+        Raises:
+            DeepseekV32TensorError: an unknown name, a wrong shape, fp8 without a scale, or a
+                scale without fp8.
+        """
+        for name, tensor in weights:
+            layer = layer_of(name)
+            if is_mtp(name, self.config) or (layer is not None and self._elsewhere(layer)):
+                continue
+            target = name.removesuffix(SCALE_SUFFIX)
+            if target not in self.shapes:
+                raise DeepseekV32TensorError(
+                    name, expected="a tensor of this architecture", found="an unknown name"
+                )
+            ready = self._pair(name, target, tensor)
+            if ready is not None:
+                self.seen.add(target)
+                yield target, ready
+        for name in self._waiting:
+            other = "an fp8 weight" if name.endswith(SCALE_SUFFIX) else f"a {SCALE_SUFFIX} tensor"
+            raise DeepseekV32TensorError(name, expected=f"{other} beside it", found="none")
+
+    def missing(self) -> list[str]:
+        return sorted(set(self.shapes) - self.seen)
+
+    def _elsewhere(self, layer: int) -> bool:
+        return layer < self.config.num_hidden_layers and not self.keep(layer)
+
+    def _pair(self, name: str, target: str, tensor: Tensor) -> Tensor | None:
+        self._check_shape(name, target, tensor)
+        if name == target and tensor.dtype != torch.float8_e4m3fn:
+            if not tensor.is_floating_point():
+                raise DeepseekV32TensorError(
+                    name, expected="bf16, fp16, fp32 or fp8 e4m3", found=tensor.dtype
+                )
+            return tensor
+        other = target if name != target else target + SCALE_SUFFIX
+        if other not in self._waiting:
+            self._waiting[name] = tensor
+            return None
+        partner = self._waiting.pop(other)
+        codes, scale = (tensor, partner) if name == target else (partner, tensor)
+        assert self.config.fp8_block is not None
+        return dequantise_fp8(codes, scale, block=self.config.fp8_block)
+
+    def _check_shape(self, name: str, target: str, tensor: Tensor) -> None:
+        shape = self.shapes[target]
+        if name != target or tensor.dtype == torch.float8_e4m3fn:
+            block = self.config.fp8_block
+            if block is None or len(shape) != 2:
+                raise DeepseekV32TensorError(
+                    name,
+                    expected="no fp8 here: config.json has no quantization_config, or the tensor "
+                    "is not a matrix",
+                    found=f"{tensor.dtype} {list(tensor.shape)}",
+                )
+            if name != target:
+                shape = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+        if tuple(tensor.shape) != shape:
+            raise DeepseekV32TensorError(
+                name, expected=f"shape {list(shape)}", found=list(tensor.shape)
+            )
+
+
+def load(
+    model: nn.Module,
+    config: DeepseekV32Config,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    keep: Callable[[int], bool],
+    partial: bool,
+) -> None:
+    """Load `weights` into the parameters of `model`.
+
+    keep: which layers this rank holds. partial: a replacement of some weights of a loaded model.
+
+    Raises:
+        DeepseekV32TensorError: anything missing (unless `partial`), surplus or misshaped.
+    """
+    reader = TensorReader(config, keep)
+    parameters = dict(model.named_parameters())
+    for name, tensor in reader.read(weights):
+        place = placement(name)
+        parameter = parameters.get(place.parameter)
+        if parameter is None:
+            # The embedding and the head are on the first and the last pipeline stage only.
+            continue
+        loader = getattr(parameter, "weight_loader", default_weight_loader)
+        if place.expert is not None:
+            loader(parameter, tensor, place.parameter, shard_id=place.shard, expert_id=place.expert)
+        elif place.shard is not None:
+            loader(parameter, tensor, place.shard)
+        else:
+            loader(parameter, tensor)
+    missing = reader.missing()
+    if missing and not partial:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DeepseekV32TensorError(missing[0] + more, expected="a tensor", found="none")
