@@ -23,6 +23,7 @@ class BandKey:
     causal: whether a row stops at its own position.
     window: how many keys before its own position a row sees; -1 for all.
     repeat: how often each row is repeated (the query heads that share a key head).
+    stride: positions from one row to the next; the last row stands at the last key.
     """
 
     causal: bool
@@ -30,6 +31,7 @@ class BandKey:
     repeat: int
     dtype: torch.dtype
     device: torch.device
+    stride: int = 1
 
 
 @dataclass
@@ -39,7 +41,7 @@ class BandMasks:
     _templates: dict[tuple[BandKey, int], torch.Tensor] = field(default_factory=dict)
 
     def get(self, key: BandKey, rows: int, keys: int) -> torch.Tensor:
-        """Mask for the last `rows` of `keys` positions.
+        """Mask for `rows` rows, the last of which stands at the last of `keys` positions.
 
         Returns:
             [rows * repeat, keys], 0 where visible and -inf elsewhere; a view of the template.
@@ -64,7 +66,7 @@ def band_mask(key: BandKey, rows: int, keys: int) -> torch.Tensor:
     Returns:
         [rows * repeat, keys], dtype and device of `key`.
     """
-    row = torch.arange(keys - rows, keys, device=key.device)[:, None]
+    row = keys - 1 - key.stride * torch.arange(rows - 1, -1, -1, device=key.device)[:, None]
     column = torch.arange(keys, device=key.device)[None, :]
     hidden = torch.zeros(rows, keys, dtype=torch.bool, device=key.device)
     if key.causal:

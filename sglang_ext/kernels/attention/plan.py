@@ -7,7 +7,7 @@ the grouping is derived per window on first use and remembered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -97,6 +97,7 @@ class AttentionGroup:
     key_pad: torch.Tensor | None
     tree: torch.Tensor | None
     masks: BandMasks
+    stride: int = 1
     _memo: dict[tuple[BandKey, int, int], BlockMask] = field(default_factory=dict)
 
     def covers(self, rows: int) -> bool:
@@ -111,10 +112,10 @@ class AttentionGroup:
         return found
 
     def _build_block(self, key: BandKey, start: int, stop: int) -> BlockMask:
-        past = self.keys - self.rows
+        key = replace(key, stride=self.stride)
         first, last = (start, stop) if self.tree is None else (0, self.rows)
-        end = past + last if key.causal else self.keys
-        begin = 0 if key.window < 0 else max(0, past + first - key.window)
+        end = self._position(last - 1) + 1 if key.causal else self.keys
+        begin = 0 if key.window < 0 else max(0, self._position(first) - key.window)
         mask = self._visible(key, start, stop, begin, end)
         if self.key_pad is not None:
             column = torch.arange(begin, end, device=key.device)
@@ -125,6 +126,10 @@ class AttentionGroup:
             mask = mask.expand(shape).masked_fill(padded, float("-inf"))
         return BlockMask(mask, slice(begin, end))
 
+    def _position(self, row: int) -> int:
+        """Where a row stands among the group's keys."""
+        return self.keys - 1 - (self.rows - 1 - row) * self.stride
+
     def _visible(
         self, key: BandKey, start: int, stop: int, begin: int, end: int
     ) -> torch.Tensor | None:
@@ -132,7 +137,7 @@ class AttentionGroup:
         if key.causal and self.tree is not None:
             first, last = start * key.repeat, stop * key.repeat
             return self._tree_mask(key, self.tree)[:, :, first:last, begin:end]
-        own = self.keys - self.rows + stop
+        own = self._position(stop - 1) + 1
         # A band is needed where some row must not see some key of the block.
         if not (key.causal and stop - start > 1) and not (
             key.window >= 0 and own - begin > key.window + 1
@@ -171,6 +176,8 @@ class AttentionPlan:
         at position keys - 1.
     tree: None or bool [requests, width, width]: rows[r] == width for all r and a row sees the
         prefix and the marked ones of the last `width` positions.
+    stride: positions from one row of a request to its next: 1, or the number of ranks that deal
+        the rows out among themselves.
     """
 
     slots: torch.Tensor
@@ -179,6 +186,7 @@ class AttentionPlan:
     tree: torch.Tensor | None
     masks: BandMasks
     costs: PlanCosts
+    stride: int = 1
     _groups: dict[int, tuple[AttentionGroup, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -191,20 +199,27 @@ class AttentionPlan:
         masks: BandMasks,
         tree: torch.Tensor | None = None,
         costs: PlanCosts | None = None,
+        stride: int = 1,
     ) -> AttentionPlan:
         """Check and keep the lengths; see the class for shapes.
 
         Raises:
             ValueError: lengths that contradict each other, naming the request.
         """
-        _check_lengths(slots, keys, rows, tree)
+        _check_lengths(slots, keys, rows, tree, stride)
         costs = costs or PlanCosts()
-        return cls(slots, tuple(keys), tuple(rows), tree, masks, costs)
+        return cls(slots, tuple(keys), tuple(rows), tree, masks, costs, stride)
 
     def with_slots(self, translate: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
         """The same plan over another pool, whose slots `translate` gives."""
         return AttentionPlan(
-            translate(self.slots), self.keys, self.rows, self.tree, self.masks, self.costs
+            translate(self.slots),
+            self.keys,
+            self.rows,
+            self.tree,
+            self.masks,
+            self.costs,
+            self.stride,
         )
 
     @property
@@ -224,7 +239,8 @@ class AttentionPlan:
         for request, (keys, rows) in enumerate(zip(self.keys, self.rows, strict=True)):
             if not keys or not rows:
                 continue
-            needed = keys if window < 0 else min(keys, rows + window)
+            reach = (rows - 1) * self.stride + 1
+            needed = keys if window < 0 else min(keys, reach + window)
             spans.append(KeySpan(request, rows, needed, needed <= consecutive[request]))
         members = _partition(spans, self.costs)
         starts = [0, *accumulate(self.rows)]
@@ -263,6 +279,7 @@ class AttentionPlan:
             key_pad=keys - needed if any(s.keys < keys for s in members) else None,
             tree=None if self.tree is None else self.tree[request],
             masks=self.masks,
+            stride=self.stride,
         )
 
     def _lone_group(self, span: KeySpan, start: int) -> AttentionGroup:
@@ -280,6 +297,7 @@ class AttentionPlan:
             key_pad=None,
             tree=None if self.tree is None else self.tree[span.request : span.request + 1],
             masks=self.masks,
+            stride=self.stride,
         )
 
 
@@ -328,7 +346,11 @@ def _partition(spans: list[KeySpan], costs: PlanCosts) -> list[list[KeySpan]]:
 
 
 def _check_lengths(
-    slots: torch.Tensor, keys: Sequence[int], rows: Sequence[int], tree: torch.Tensor | None
+    slots: torch.Tensor,
+    keys: Sequence[int],
+    rows: Sequence[int],
+    tree: torch.Tensor | None,
+    stride: int,
 ) -> None:
     if slots.dim() != 2 or slots.shape[0] != len(keys) or len(keys) != len(rows):
         raise ValueError(
@@ -337,11 +359,14 @@ def _check_lengths(
             f"{len(rows)} row counts"
         )
     for request, (k, r) in enumerate(zip(keys, rows, strict=True)):
-        if k and not 0 <= r <= k <= slots.shape[1]:
+        reach = (r - 1) * stride + 1 if r else 0
+        if k and not 0 <= reach <= k <= slots.shape[1]:
             raise ValueError(
                 f"keys[{request}]: expected rows <= keys <= {slots.shape[1]} positions of `slots`, "
-                f"found {r} rows and {k} keys"
+                f"found {r} rows (stride {stride}) and {k} keys"
             )
+    if tree is not None and stride != 1:
+        raise ValueError(f"tree: expected stride 1 beside a draft tree, found {stride}")
     if tree is not None and any(r != tree.shape[1] for r in rows):
         raise ValueError(
             f"tree: expected every request to have {tree.shape[1]} rows, found {list(rows)}"

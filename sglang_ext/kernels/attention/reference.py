@@ -19,6 +19,7 @@ def reference_attention(
     spec: AttentionSpec,
     sinks: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
+    stride: int = 1,
 ) -> torch.Tensor:
     """out[i] = sum_j softmax_j(cap(scale * q_i . k_j) + mask_ij) v_j.
 
@@ -29,7 +30,7 @@ def reference_attention(
     start = 0
     for request, (length, count) in enumerate(zip(keys, rows, strict=True)):
         own = slots[request, :length]
-        visible = _visible(length, count, spec, None if tree is None else tree[request])
+        visible = _visible(length, count, spec, None if tree is None else tree[request], stride)
         for head in range(q.shape[1] if length else 0):
             k = k_buffer[own, head // share].float() * spec.k_scale
             v = v_buffer[own, head // share].float() * spec.v_scale
@@ -47,12 +48,12 @@ def reference_attention(
 
 
 def _visible(
-    length: int, count: int, spec: AttentionSpec, tree: torch.Tensor | None
+    length: int, count: int, spec: AttentionSpec, tree: torch.Tensor | None, stride: int
 ) -> torch.Tensor:
     """bool [count, length]."""
     prefix = length - count
     column = torch.arange(length)
-    position = prefix + torch.arange(count)[:, None]
+    position = length - 1 - stride * torch.arange(count - 1, -1, -1)[:, None]
     if tree is None or not spec.causal:
         visible = (column <= position) | (not spec.causal)
         return visible & ((column >= position - spec.window) | (spec.window < 0))

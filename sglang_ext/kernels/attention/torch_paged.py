@@ -128,6 +128,7 @@ def _is_plain_prefill(
 ) -> bool:
     """Whether the kernel's own causal mask is the right one, which skips half of the work."""
     plain = spec.causal and spec.window < 0 and group.tree is None and group.key_pad is None
+    plain = plain and group.stride == 1
     return plain and group.rows == group.keys and k.shape[-1] == v.shape[-1]
 
 

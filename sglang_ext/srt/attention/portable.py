@@ -23,7 +23,8 @@ from sglang_ext.kernels.attention import (
     PlanCosts,
     paged_attention,
 )
-from sglang_ext.srt.attention.portable_plan import branch_plan, build_plan
+from sglang_ext.srt.attention.portable_plan import branch_plan, build_plan, split_plan
+from sglang_ext.srt.parallel.context import gather_rows, local_rows
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -49,6 +50,7 @@ class PortableAttnBackend(AttentionBackend):
         self.kv_index_translator = getattr(model_runner, "kv_index_translator", None)
         self.forward_metadata: AttentionPlan | None = None
         self._swa_plan: AttentionPlan | None = None
+        self._split = False
         self._masks = BandMasks()
         self._specs: dict[RadixAttention, AttentionSpec] = {}
         self._costs = _costs_for(self.token_to_kv_pool)
@@ -60,12 +62,19 @@ class PortableAttnBackend(AttentionBackend):
             self.adopt_plan(None)
             return
         table = self.req_to_token_pool.req_to_token
-        self.adopt_plan(build_plan(forward_batch, table, self._masks, self._costs))
+        local = local_rows(forward_batch)
+        if local is None:
+            self.adopt_plan(build_plan(forward_batch, table, self._masks, self._costs))
+            return
+        self.adopt_plan(split_plan(forward_batch, table, local, self._masks, self._costs))
+        self._split = True
 
     def adopt_plan(self, plan: AttentionPlan | None) -> None:
         """Use `plan` for the layers that follow."""
         self.forward_metadata = plan
         self._swa_plan = None
+        # Whether context parallelism gives this rank only a part of the forward's rows.
+        self._split = False
 
     def get_cpu_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -103,6 +112,8 @@ class PortableAttnBackend(AttentionBackend):
             _refuse_inputs(layer, kwargs)
         spec = self._specs.get(layer) or self._remember_spec(layer)
         if save_kv_cache and k is not None and v is not None:
+            if self._split:
+                k, v = _gather(k, v, forward_batch)
             self._save(layer, forward_batch, k, v)
         pool = self.token_to_kv_pool
         out = paged_attention(
@@ -205,6 +216,15 @@ def layer_spec(layer: RadixAttention) -> AttentionSpec:
         k_scale=layer.k_scale_float or 1.0,
         v_scale=layer.v_scale_float or 1.0,
     )
+
+
+def _gather(
+    k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's keys and values [rows, heads, dim] -> those of all CP ranks, one collective."""
+    both = gather_rows(torch.cat((k, v), dim=-1), batch)
+    whole_k, whole_v = both.split((k.shape[-1], v.shape[-1]), dim=-1)
+    return whole_k, whole_v
 
 
 def _join_rotary(

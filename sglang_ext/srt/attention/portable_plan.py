@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.speculative.spec_info import SpecInput
 
+    from sglang_ext.srt.parallel.context import LocalRows
+
 
 def build_plan(
     batch: ForwardBatch, req_to_token: torch.Tensor, masks: BandMasks, costs: PlanCosts
@@ -50,6 +52,21 @@ def build_plan(
     if tree is not None and tree.shape[0] < count:
         tree = _pad_tree(tree, count)
     return AttentionPlan.build(slots, keys, rows[:count], masks=masks, tree=tree, costs=costs)
+
+
+def split_plan(
+    batch: ForwardBatch,
+    req_to_token: torch.Tensor,
+    local: LocalRows,
+    masks: BandMasks,
+    costs: PlanCosts,
+) -> AttentionPlan:
+    """Plan of this rank's runs of a prefill that is split over a CP group; see `build_plan`."""
+    owners = batch.req_pool_indices[local.requests]
+    slots = req_to_token[owners, : max([*local.keys, 1])].long()
+    return AttentionPlan.build(
+        slots, local.keys, local.rows, masks=masks, costs=costs, stride=local.stride
+    )
 
 
 def branch_plan(
