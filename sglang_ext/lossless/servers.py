@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,7 +58,13 @@ def check_arguments(argv: Sequence[str]) -> None:
 class LaunchedServer:
     """`python -m sglang.launch_server` in a process group of its own."""
 
-    def __init__(self, argv: Sequence[str], port: int, seconds: float) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        port: int,
+        seconds: float,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.port, self.seconds = port, seconds
         self.url = f"http://127.0.0.1:{port}"
         handle, name = tempfile.mkstemp(prefix="sglang-ext-server-", suffix=".log")
@@ -75,7 +81,12 @@ class LaunchedServer:
         ]
         with os.fdopen(handle, "wb") as sink:
             self.process = subprocess.Popen(
-                self.command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                self.command,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def wait_ready(self) -> None:

@@ -1,0 +1,1 @@
+"""Tables that DSPARK reads, made on the machine that will serve: speeds and temperatures."""
