@@ -15,9 +15,12 @@ FORBIDDEN = {
     "kernels": ("sglang", "transformers", "sglang_ext.srt"),
     "training": ("sglang", "sglang_ext.srt"),
     "demo": ("sglang", "sglang_ext.srt"),
+    "lossless": ("sglang", "sglang_ext.srt", "torch"),
+    "calibrate": ("sglang", "sglang_ext.srt"),
+    "bench_cli": ("sglang", "sglang_ext.srt"),
 }
 # The thin files at the top may reach into SGLang inside a function, never at import.
-TOP = ("plugin.py", "doctor.py", "cli.py", "env.py")
+TOP = ("plugin.py", "doctor/__init__.py", "doctor/serving.py", "cli.py", "env.py")
 
 
 def _imports(tree: ast.AST) -> list[str]:

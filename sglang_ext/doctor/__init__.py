@@ -1,0 +1,29 @@
+"""`sglang-ext doctor`: what this machine will run, and what would keep a server from starting."""
+
+from __future__ import annotations
+
+from sglang_ext.doctor import machine
+from sglang_ext.doctor.report import Check, Report, guarded
+
+
+def examine() -> Report:
+    """Look at everything; imports SGLang, so it takes some seconds.
+
+    What cannot be examined is a failure: a report never leaves out what it could not look at.
+    """
+    from sglang_ext.doctor import serving
+
+    checks = guarded("packages", machine.packages) + guarded("device", machine.device)
+    checks += guarded("memory", machine.memory) + guarded("ports", machine.ports)
+    checks += guarded("variables", serving.variables)
+    if any(c.state == "fail" and c.name == "package sglang" for c in checks):
+        return Report(checks)
+    checks += guarded("platform", serving.platform) + guarded("plugin", serving.hooks)
+    entries, problems = serving.ledger()
+    checks += problems
+    if any(c.state == "fail" for c in checks):
+        return Report(checks, entries)
+    return Report(checks, entries, serving.answers(), serving.kernels())
+
+
+__all__ = ["Check", "Report", "examine"]
