@@ -9,6 +9,7 @@ import typer
 from sglang_ext import __version__
 from sglang_ext.calibrate.cli import app as calibrate_app
 from sglang_ext.demo.cli import app as demo_app
+from sglang_ext.launcher.cli import launch
 from sglang_ext.lossless.cli import lossless
 from sglang_ext.training.cli import app as training_app
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(demo_app, name="demo")
 app.add_typer(training_app, name="train-draft")
+app.command()(launch)
 app.add_typer(calibrate_app, name="calibrate")
 app.command(name="lossless")(lossless)
 

@@ -1,0 +1,268 @@
+"""The data under `launch/`: models, GPUs, parts, presets and cluster templates.
+
+A preset is a composition: a model of `base/`, a machine (`2x8xh100`: nodes, GPUs per node, a GPU of
+`gpus/`), `parts/` that each concern one thing, and its own last word in `flags` and `env`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sglang_ext.launcher.errors import ConfigError, nearest
+from sglang_ext.launcher.fields import Fields, load_mapping
+
+ROOT = Path(__file__).resolve().parents[1] / "launch_data"
+POINTS = ("low-latency", "balanced", "max-throughput", "long-context")
+STATUSES = ("run-on-this-hardware", "fitted-by-planner", "neither")
+FlagValue = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft that exists for a model.
+
+    path: its repository; empty when the target's own checkpoint carries it
+    gamma: tokens it was trained to draft per round
+    config: its config.json, as far as sizes need it
+    """
+
+    algorithm: str
+    path: str
+    gamma: int
+    config: dict[str, Any]
+    source: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of `launch/base/`.
+
+    path: what `--model-path` gets; config: the official config.json, as far as it is needed
+    """
+
+    name: str
+    path: str
+    config: dict[str, Any]
+    drafts: dict[str, Draft]
+    source: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator (or the CPU), all rates per second and per GPU, from `launch/gpus/`.
+
+    memory: bytes a process can use; nvlink and nic: bytes per second in one direction
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory: float
+    hbm: float
+    bf16: float
+    fp8: float
+    nvlink: float
+    nic: float
+    source: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Identical machines: `nodes` of `per_node` GPUs each."""
+
+    name: str
+    nodes: int
+    per_node: int
+    gpu: Gpu
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True)
+class Part:
+    """One concern of a launch: its flags and environment, and why they go together."""
+
+    name: str
+    about: str
+    flags: dict[str, FlagValue]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The traffic a preset is meant for.
+
+    input_tokens, output_tokens: per request; concurrency: requests at a time
+    """
+
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What `launch/presets/NAME.yaml` says, not yet composed."""
+
+    name: str
+    model: str
+    hardware: str
+    point: str
+    parts: tuple[str, ...]
+    flags: dict[str, FlagValue] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    load: Load | None = None
+    status: str = "neither"
+    source: str = ""
+
+
+def _file(folder: str, name: str, what: str) -> Path:
+    path = ROOT / folder / f"{name}.yaml"
+    if re.fullmatch(r"[\w.-]+", name) is None or not path.is_file():
+        known = names(folder)
+        hint = nearest(name, known) or f"Known: {', '.join(known)}."
+        raise ConfigError(what, "name", expected=f"a known {what}", found=name, remedy=hint)
+    return path
+
+
+def names(folder: str) -> list[str]:
+    """The names of all files in one folder of `launch/`."""
+    return sorted(path.stem for path in (ROOT / folder).glob("*.yaml"))
+
+
+@cache
+def model(name: str) -> Model:
+    """Raises ConfigError for an unknown name or a malformed file."""
+    path = _file("base", name, "model")
+    f = Fields(load_mapping(path), str(path), ("about", "path", "config", "drafts", "source"))
+    drafts = {key: _draft(key, value, path) for key, value in f.mapping("drafts", {}).items()}
+    return Model(name, f.text("path"), f.mapping("config"), drafts, f.text("source"))
+
+
+def _draft(algorithm: str, raw: Any, path: Path) -> Draft:
+    known = ("path", "gamma", "config", "source")
+    f = Fields(raw, f"{path}, drafts.{algorithm}", known)
+    return Draft(
+        algorithm,
+        f.text("path"),
+        f.whole("gamma", at_least=1),
+        f.mapping("config", {}),
+        f.text("source"),
+    )
+
+
+_RATES = ("hbm", "bf16", "fp8", "nvlink", "nic")
+
+
+@cache
+def gpu(name: str) -> Gpu:
+    """Raises ConfigError for an unknown name or a malformed file."""
+    path = _file("gpus", name, "GPU")
+    f = Fields(load_mapping(path), str(path), ("about", "capability", "memory", *_RATES, "source"))
+    major, _, minor = f.text("capability").partition(".")
+    rates = {rate: f.number(rate) for rate in _RATES}
+    return Gpu(
+        name=name,
+        capability=(int(major), int(minor)),
+        memory=f.number("memory"),
+        source=f.text("source"),
+        **rates,
+    )
+
+
+def hardware(name: str) -> Hardware:
+    """`8xh100`, `2x8xh100` or `cpu`; raises ConfigError for anything else."""
+    if name == "cpu":
+        return Hardware("cpu", 1, 1, gpu("cpu"))
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z]\w*)", name)
+    if match is None or "0" in (match[1], match[2]):
+        raise ConfigError(
+            "hardware",
+            "name",
+            expected="[NODESx]GPUSxGPU, as in 8xh100 or 2x8xh100, or cpu",
+            found=name,
+            remedy=f"GPUs: {', '.join(names('gpus'))}.",
+        )
+    return Hardware(name, int(match[1] or 1), int(match[2]), gpu(match[3]))
+
+
+@cache
+def part(name: str) -> Part:
+    """Raises ConfigError for an unknown name or a malformed file."""
+    path = _file("parts", name, "part")
+    f = Fields(load_mapping(path), str(path), ("about", "flags", "env"))
+    return Part(name, f.text("about"), _flags(f), _env(f))
+
+
+def preset(name: str) -> Preset:
+    """A shipped preset by name, or one in a file of the user's own (`.yaml`).
+
+    Raises:
+        ConfigError: unknown name, or a field that is missing, unknown or of another type.
+    """
+    given = Path(name)
+    is_file = given.suffix in (".yaml", ".yml", ".json")
+    path = given if is_file else _file("presets", name, "preset")
+    return parse_preset(path.stem, load_mapping(path), str(path))
+
+
+def parse_preset(name: str, raw: dict[str, Any], where: str) -> Preset:
+    """A preset from its mapping; `where` is named in errors."""
+    known = (
+        "model",
+        "hardware",
+        "point",
+        "parts",
+        "flags",
+        "env",
+        "load",
+        "status",
+        "source",
+        "plan",
+    )
+    f = Fields(raw, where, known)
+    load = f.mapping("load", {})
+    return Preset(
+        name=name,
+        model=f.text("model"),
+        hardware=f.text("hardware"),
+        point=f.one_of("point", POINTS),
+        parts=f.names("parts"),
+        flags=_flags(f),
+        env=_env(f),
+        load=_load(load, where) if load else None,
+        status=f.one_of("status", STATUSES),
+        source=f.text("source"),
+    )
+
+
+def _load(raw: dict[str, Any], where: str) -> Load:
+    f = Fields(raw, f"{where}, load", ("input_tokens", "output_tokens", "concurrency"))
+    return Load(*(f.whole(n, at_least=1) for n in ("input_tokens", "output_tokens", "concurrency")))
+
+
+def _flags(f: Fields) -> dict[str, FlagValue]:
+    flags = f.mapping("flags", {})
+    for name, value in flags.items():
+        if not isinstance(value, str | int | float | bool):
+            raise f.error(f"flags.{name}", "one value", value)
+        if name.startswith("-") or "_" in name:
+            raise f.error("flags", "a long flag without its dashes, as in tp-size", name)
+    return flags
+
+
+def _env(f: Fields) -> dict[str, str]:
+    env = f.mapping("env", {})
+    for name, value in env.items():
+        if not isinstance(value, str):
+            raise f.error(f"env.{name}", "text in quotes", value)
+    return env

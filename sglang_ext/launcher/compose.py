@@ -1,0 +1,249 @@
+"""A preset and a user's changes, composed into what one server is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from sglang_ext.launcher import catalog
+from sglang_ext.launcher.catalog import FlagValue, Hardware, Model, Preset
+from sglang_ext.launcher.errors import ConfigError, nearest
+from sglang_ext.launcher.fields import load_mapping
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that decides what a server does.
+
+    flags: long flag without dashes -> value; True is a bare switch, False leaves the switch out
+    extra: words passed on as they were given after `--`
+    """
+
+    preset: Preset
+    model: Model
+    hardware: Hardware
+    flags: dict[str, FlagValue] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """The arguments of `python -m sglang.launch_server`."""
+        words: list[str] = []
+        for name, value in self.flags.items():
+            if value is True:
+                words.append(f"--{name}")
+            elif value is not False:
+                words += [f"--{name}", str(value)]
+        return words + list(self.extra)
+
+    def effective(self) -> dict[str, FlagValue]:
+        """Flags with `extra` counted in, as SGLang's parser would see them: the last one wins."""
+        return {**self.flags, **read_words(self.extra)}
+
+    def whole(self, name: str, default: int = 1) -> int:
+        """A flag as a whole number."""
+        value = self.effective().get(name, default)
+        try:
+            return int(value)
+        except ValueError as error:
+            raise ConfigError(
+                self.preset.name,
+                f"--{name}",
+                expected="a whole number",
+                found=value,
+                remedy=f"Correct --{name}.",
+            ) from error
+
+
+@dataclass(frozen=True)
+class FlagNames:
+    """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not."""
+
+    switches: frozenset[str]
+    values: frozenset[str]
+    lists: frozenset[str]
+    renamed: Mapping[str, str]
+
+    @property
+    def known(self) -> frozenset[str]:
+        return self.switches | self.values | self.lists
+
+    def require(self, name: str, where: str) -> None:
+        """Raises ConfigError for a flag that SGLang 0.5.23 lacks or is about to drop."""
+        if name in self.renamed:
+            raise ConfigError(
+                where,
+                f"--{name}",
+                expected="a flag of SGLang 0.5.23",
+                found="another release's spelling",
+                remedy=f"Use {self.renamed[name]}.",
+            )
+        if name not in self.known:
+            hint = nearest(name, self.known) or "See `python -m sglang.launch_server --help`."
+            raise ConfigError(
+                where, f"--{name}", expected="a flag of SGLang 0.5.23", found=name, remedy=hint
+            )
+
+
+@cache
+def flag_names() -> FlagNames:
+    """Read once from `launch/flags.yaml`."""
+    raw = load_mapping(catalog.ROOT / "flags.yaml")
+    sets = (frozenset(raw[kind]) for kind in ("switches", "values", "lists"))
+    return FlagNames(*sets, renamed=raw["renamed"])
+
+
+def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
+    """Flags in a command line's words; a list's values are joined by spaces."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            found[name] = _scalar(value) if value else True
+        elif name:
+            found[name] = _scalar(word) if found[name] is True else f"{found[name]} {word}"
+    return found
+
+
+def _scalar(text: str) -> FlagValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def compose(preset: Preset, settings: Iterable[str] = (), extra: Iterable[str] = ()) -> Launch:
+    """Parts in order, then the preset's own flags, then `--set key=value`, then extra words.
+
+    Raises:
+        ConfigError: an unknown part, model, machine or flag; two parts that disagree.
+    """
+    model, hardware = catalog.model(preset.model), catalog.hardware(preset.hardware)
+    flags: dict[str, FlagValue] = {"model-path": model.path}
+    env: dict[str, str] = {}
+    owner: dict[str, str] = {}
+    for name in preset.parts:
+        part = catalog.part(name)
+        for key, value in {**part.flags, **part.env}.items():
+            _refuse_conflict(preset, key, value, name, owner, {**flags, **env})
+            owner[key] = name
+        flags |= part.flags
+        env |= part.env
+    flags |= preset.flags
+    env |= preset.env
+    changed = _read_settings(settings)
+    flags |= {k: v for k, v in changed.items() if not k.isupper()}
+    env |= {k: str(v) for k, v in changed.items() if k.isupper()}
+    launch = Launch(preset, model, hardware, flags, env, tuple(extra))
+    for name in launch.effective():
+        flag_names().require(name, preset.name)
+    return with_draft(launch)
+
+
+def _refuse_conflict(
+    preset: Preset,
+    key: str,
+    value: FlagValue,
+    part: str,
+    owner: Mapping[str, str],
+    so_far: Mapping[str, FlagValue],
+) -> None:
+    settled = key in preset.flags or key in preset.env
+    if key in owner and so_far[key] != value and not settled:
+        raise ConfigError(
+            preset.name,
+            f"parts, {key}",
+            expected=f"{so_far[key]} as in {owner[key]}",
+            found=f"{value} in {part}",
+            remedy=f"Drop one part, or set {key} in `flags`.",
+        )
+
+
+def _read_settings(settings: Iterable[str]) -> dict[str, FlagValue]:
+    found: dict[str, FlagValue] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                "--set",
+                "setting",
+                expected="FLAG=VALUE or VARIABLE=VALUE",
+                found=setting,
+                remedy="As in --set max-running-requests=64.",
+            )
+        key = key if key.isupper() else key.removeprefix("--").replace("_", "-")
+        found[key] = value if key.isupper() else _scalar(value)
+    return found
+
+
+def with_draft(launch: Launch) -> Launch:
+    """Adds the model's own draft when speculation is on and none is named.
+
+    Raises:
+        ConfigError: the model has no draft for the algorithm.
+    """
+    flags = launch.effective()
+    algorithm = str(flags.get("speculative-algorithm", "")).lower()
+    if algorithm not in ("dspark", "dflash") or "speculative-draft-model-path" in flags:
+        return launch
+    draft = launch.model.drafts.get(algorithm)
+    if draft is None:
+        known = ", ".join(launch.model.drafts) or "none"
+        raise ConfigError(
+            launch.preset.name,
+            "speculative-draft-model-path",
+            expected=f"a {algorithm.upper()} draft for {launch.model.name}",
+            found=f"drafts known for it: {known}",
+            remedy="Add --set speculative-draft-model-path=PATH, or leave speculation out.",
+        )
+    if not draft.path:
+        return launch
+    return replace(launch, flags={**launch.flags, "speculative-draft-model-path": draft.path})
+
+
+def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -> Launch:
+    """The same launch as one of several nodes.
+
+    Raises:
+        ConfigError: a number of nodes other than the hardware's, or no address to meet at.
+    """
+    expected = launch.hardware.nodes
+    if nnodes != expected:
+        raise ConfigError(
+            launch.preset.name,
+            "--nnodes",
+            expected=f"{expected} for {launch.hardware.name}",
+            found=nnodes,
+            remedy=f"Start it on {expected} node{'s' if expected > 1 else ''}.",
+        )
+    if not 0 <= node_rank < nnodes:
+        raise ConfigError(
+            launch.preset.name,
+            "--node-rank",
+            expected=f"0 to {nnodes - 1}",
+            found=node_rank,
+            remedy="Number the nodes from 0.",
+        )
+    if nnodes == 1:
+        return launch
+    if not address or ":" not in address:
+        raise ConfigError(
+            launch.preset.name,
+            "--dist-init-addr",
+            expected="HOST:PORT of node 0",
+            found=address,
+            remedy="All nodes name the same address.",
+        )
+    more: dict[str, FlagValue] = {
+        "nnodes": nnodes,
+        "node-rank": node_rank,
+        "dist-init-addr": address,
+    }
+    return replace(launch, flags={**launch.flags, **more})

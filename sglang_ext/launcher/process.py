@@ -1,0 +1,147 @@
+"""One server as a child: started, waited for, and ended with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from sglang_ext.launcher.compose import Launch
+from sglang_ext.launcher.diagnose import Cause, explain
+
+# Stages of a start as they show in SGLang's log, in order.
+STAGES = (
+    ("server_args=", "arguments resolved"),
+    ("Init torch distributed begin", "ranks meeting"),
+    ("Load weight begin", "loading weights"),
+    ("Load weight end", "weights loaded"),
+    ("KV Cache is allocated", "KV cache allocated"),
+    ("Capture cuda graph begin", "capturing graphs"),
+    ("The server is fired up", "ready"),
+)
+
+
+class StartError(RuntimeError):
+    """A server ended, or was not ready in time.
+
+    code: its exit code, or None; cause: what its log says; log: where that is
+    """
+
+    def __init__(self, code: int | None, log: Path, cause: Cause | None) -> None:
+        self.code, self.log, self.cause = code, log, cause
+        what = "was not ready in time" if code is None else f"ended with code {code}"
+        why = f"{cause.name}: {cause.evidence}\n{cause.remedy}" if cause else _tail(log)
+        super().__init__(f"the server {what}. {why}\nLog: {log}")
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "No known cause; the last lines:\n" + "\n".join(text.splitlines()[-lines:])
+
+
+def stage_of(log: str) -> str:
+    """How far a start has come."""
+    reached = [label for mark, label in STAGES if mark in log]
+    return reached[-1] if reached else "starting Python"
+
+
+@dataclass
+class Server:
+    """A running child, leader of a process group of its own."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, launch: Launch, log: Path) -> Server:
+        """Starts without waiting; output goes to `log`."""
+        command = [sys.executable, "-m", "sglang.launch_server", *launch.argv()]
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **launch.env},
+                start_new_session=True,
+            )
+        return cls(process, log)
+
+    def wait_until_ready(
+        self, url: str | None, seconds: float, show: Callable[[str], None]
+    ) -> None:
+        """Returns when `url` is healthy; a node without a port (url None) only has to live.
+
+        Raises:
+            StartError: the child ended, or `seconds` passed.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if (code := self.process.poll()) is not None:
+                raise StartError(code, self.log, explain(self.text()))
+            show(stage_of(self.text()))
+            if url is None:
+                return
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=10).status_code == 200:
+                    return
+            time.sleep(0.5)
+        raise StartError(None, self.log, explain(self.text()))
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def end(self, patience: float = 20.0) -> None:
+        """Ends the whole group: SIGTERM, then SIGKILL for what is left after `patience` seconds."""
+        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                self.process.poll()
+                if not group_lives(self.process.pid):
+                    return
+                time.sleep(0.05)
+
+
+def group_lives(leader: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def interrupts_end(server: Server) -> Iterator[threading.Event]:
+    """While inside, Ctrl-C, SIGTERM and a closed terminal set the event; leaving ends the group."""
+    asked = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.set()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    signs = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {sign: signal.signal(sign, note) for sign in signs}
+    try:
+        yield asked
+    finally:
+        # A second Ctrl-C must not cut the clean-up short.
+        for sign in signs:
+            signal.signal(sign, signal.SIG_IGN)
+        server.end()
+        for sign, handler in before.items():
+            signal.signal(sign, handler)

@@ -1,0 +1,84 @@
+"""Rules about speculation: who can run it, with which layouts, and its hidden caps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sglang_ext.launcher.view import View
+
+OURS = ("DSPARK", "DFLASH")
+# All-to-all backends that SGLang lets DSPARK draft over under data-parallel attention.
+DRAFTABLE_A2A = ("none", "megamoe", "mori")
+
+
+def running_requests_are_set(v: View) -> Iterator[tuple[str, str]]:
+    if v.algorithm and not v.has("max-running-requests"):
+        yield (
+            "SGLang caps speculation at 48 requests when no number is given"
+            + (f" ({48 // v.sizes.dp} per group)." if v.sizes.dp > 1 else "."),
+            "Set --max-running-requests.",
+        )
+
+
+def attention_groups_can_draft(v: View) -> Iterator[tuple[str, str]]:
+    if v.algorithm not in OURS or v.sizes.dp == 1:
+        return
+    if not v.has("enable-dp-lm-head"):
+        yield (
+            f"{v.algorithm} borrows the target's head, which a group must have to itself.",
+            "Add --enable-dp-lm-head.",
+        )
+    if v.algorithm == "DSPARK" and v.a2a not in DRAFTABLE_A2A:
+        yield (
+            f"DSPARK under data-parallel attention does not draft over {v.a2a}.",
+            f"Use --moe-a2a-backend {' or '.join(DRAFTABLE_A2A)}, or drop one of the two.",
+        )
+    if v.on_cpu:
+        yield (
+            "this package's workers do not draft under data-parallel attention.",
+            "Use --attn-dp-size 1.",
+        )
+
+
+def model_can_be_drafted_for(v: View) -> Iterator[tuple[str, str]]:
+    if v.is_v4 and v.algorithm not in ("", "DSPARK", "EAGLE"):
+        yield (
+            f"DeepSeek-V4 verifies drafts of DSPARK and EAGLE, not {v.algorithm}.",
+            "Use --speculative-algorithm DSPARK.",
+        )
+
+
+def block_is_as_trained(v: View) -> Iterator[tuple[str, str]]:
+    draft = v.launch.model.drafts.get(v.algorithm.lower())
+    own_draft = draft is not None and v.text("speculative-draft-model-path") in ("", draft.path)
+    if draft is not None and own_draft and v.draft_tokens > draft.gamma:
+        yield (
+            f"the draft was trained to draft {draft.gamma} tokens; asked for {v.draft_tokens}, it "
+            "guesses badly at every position.",
+            f"Use at most {draft.gamma}.",
+        )
+    if v.algorithm == "DSPARK" and v.has("speculative-num-draft-tokens"):
+        asked = v.whole("speculative-num-draft-tokens")
+        if asked != v.draft_tokens + 1:
+            yield (
+                f"--speculative-num-draft-tokens {asked} counts the anchor: block + 1 = "
+                f"{v.draft_tokens + 1}.",
+                "Drop it.",
+            )
+
+
+def steps_are_not_mixed(v: View) -> Iterator[tuple[str, str]]:
+    if v.algorithm in OURS and v.has("enable-mixed-chunk"):
+        yield (
+            f"{v.algorithm} does not verify in a step that also prefills.",
+            "Drop --enable-mixed-chunk.",
+        )
+
+
+SPECULATION_RULES = (
+    running_requests_are_set,
+    attention_groups_can_draft,
+    model_can_be_drafted_for,
+    block_is_as_trained,
+    steps_are_not_mixed,
+)
