@@ -82,6 +82,12 @@ def make_target(
     """
     from transformers import AutoModelForCausalLM
 
+    if kind == "deepseek_v32":
+        from sglang_ext.tiny_model import deepseek_v32
+
+        deepseek_v32.write(path, seed=seed, mixing=mixing, **changes)
+        save_tokenizer(path)
+        return path
     torch.manual_seed(seed)
     config = _config(kind, **changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -32,7 +32,7 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
         "moe_intermediate_size": 32,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": changes.get("num_attention_heads", 4),
         "q_lora_rank": 24,
         "kv_lora_rank": 32,
         "qk_nope_head_dim": 16,
