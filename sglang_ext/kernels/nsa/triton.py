@@ -1,11 +1,12 @@
 """Native Sparse Attention in Triton: one program per query row and key head.
 
 The query heads that share a key head are the rows of the tile, so every key is loaded once for
-all of them; that is what the selection by key head is for. Three kernels:
-    _compressed   the compression branch, its output and log-sum-exp
+all of them; that is what the selection by key head is for. Four kernels:
+    _compressed   the gated compression branch, and its log-sum-exp
     _importance   the same probabilities again, added up per block
-    _fine         selection and window branches, gated and added to the compression branch
-Between the last two the best blocks are sorted out by `core.nsa.select_blocks` on the device.
+    _selected     the gated selection branch, added
+    _window       the gated window branch, added
+The best blocks are sorted out by `core.nsa.select_blocks`, on the device, before `_selected`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,8 +22,6 @@ from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
 from sglang_ext.kernels.online_softmax import softmax_step
 
 _BLOCK_KEYS = 32
-# Exact float32 products hold their operands in registers.
-_FLOAT32_BLOCK_KEYS = 16
 _MIN_ROWS = 16
 
 
@@ -56,7 +55,8 @@ def _compressed(
     k_entry,  # [entries, key heads, dim]
     v_entry,  # [entries, key heads, value dim]
     counts,  # [rows] int, visible entries
-    out,  # [rows, key heads * share, value dim] float32
+    gates,  # [rows, key heads * share, 3]
+    sums,  # [rows, key heads * share, value dim] float32
     lse,  # [rows, key heads * share] float32
     key_heads,
     share,
@@ -84,12 +84,12 @@ def _compressed(
         v = _tile(v_entry, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
         total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
     empty = norm == 0.0
-    total = total / tl.where(empty, 1.0, norm)[:, None]
+    gate = tl.load(gates + (head + h) * 3, h < share, 0.0).to(tl.float32)
+    total = total * (gate / tl.where(empty, 1.0, norm))[:, None]
     d = tl.arange(0, VALUE_DIM)
     inside = (h < share)[:, None] & (d < value_dim)[None, :]
-    tl.store(out + (head + h)[:, None] * value_dim + d[None, :], total, inside)
-    # +inf makes every probability of a query without entries 0.
-    logsum = tl.where(empty, float("inf"), top + tl.log(tl.where(empty, 1.0, norm)))
+    tl.store(sums + (head + h)[:, None] * value_dim + d[None, :], total, inside)
+    logsum = tl.where(empty, 0.0, top + tl.log(tl.where(empty, 1.0, norm)))
     tl.store(lse + head + h, logsum, h < share)
 
 
@@ -116,6 +116,7 @@ def _importance(
     h = tl.arange(0, HEADS)
     head = row * key_heads * share + g * share
     query = _load_rows(q, head, tl.where(h < share, h, -1), dim, HEADS, DIM)
+    # Padded heads score 0 everywhere; +inf makes their probabilities 0.
     logsum = tl.load(lse + head + h, h < share, float("inf"))
     count = tl.load(counts + row).to(tl.int32)
     block = tl.program_id(2) * BLOCKS + tl.arange(0, BLOCKS)
@@ -133,17 +134,14 @@ def _importance(
 
 
 @triton.jit
-def _fine(
+def _selected(
     q,
     k_block,  # [tokens, key heads, dim]
-    v_block,
-    k_window,
-    v_window,
-    compressed,  # [rows, key heads * share, value dim] float32
+    v_block,  # [tokens, key heads, value dim]
     gates,  # [rows, key heads * share, 3]
     chosen,  # [rows, key heads, COUNT] int64, -1 for none
     positions,  # [rows] int
-    out,  # [rows, key heads * share, value dim]
+    sums,  # [rows, key heads * share, value dim] float32, added to
     key_heads,
     share,
     dim,
@@ -155,7 +153,6 @@ def _fine(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     COUNT: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
@@ -176,8 +173,42 @@ def _fine(
             k = _tile(k_block, index, visible, g, key_heads, dim, True, DIM)
             v = _tile(v_block, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
             total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
-    gate = gates + (head + h) * 3
-    result = total * (tl.load(gate + 1, h < share, 0.0).to(tl.float32) / norm)[:, None]
+    gate = tl.load(gates + (head + h) * 3 + 1, h < share, 0.0).to(tl.float32)
+    inside = (h < share)[:, None] & (d < value_dim)[None, :]
+    at = (head + h)[:, None] * value_dim + d[None, :]
+    before = tl.load(sums + at, inside, 0.0)
+    # At least the block of the query's own position is selected, unless count leaves it out.
+    share_of = gate / tl.where(norm == 0.0, 1.0, norm)
+    tl.store(sums + at, before + total * share_of[:, None], inside)
+
+
+@triton.jit
+def _window(
+    q,
+    k_window,
+    v_window,
+    gates,
+    positions,
+    sums,
+    out,  # [rows, key heads * share, value dim]
+    key_heads,
+    share,
+    dim,
+    value_dim,
+    scale,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    g = tl.program_id(1)
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, VALUE_DIM)
+    head = row * key_heads * share + g * share
+    query = _load_rows(q, head, tl.where(h < share, h, -1), dim, HEADS, DIM)
+    position = tl.load(positions + row).to(tl.int32)
     total = tl.zeros((HEADS, VALUE_DIM), dtype=tl.float32)
     top = tl.full((HEADS,), float("-inf"), tl.float32)
     norm = tl.zeros((HEADS,), dtype=tl.float32)
@@ -187,11 +218,11 @@ def _fine(
         k = _tile(k_window, index, visible, g, key_heads, dim, True, DIM)
         v = _tile(v_window, index, visible, g, key_heads, value_dim, False, VALUE_DIM)
         total, top, norm = softmax_step(query, k, v, visible, scale, total, top, norm)
-    result += total * (tl.load(gate + 2, h < share, 0.0).to(tl.float32) / norm)[:, None]
+    gate = tl.load(gates + (head + h) * 3 + 2, h < share, 0.0).to(tl.float32)
     inside = (h < share)[:, None] & (d < value_dim)[None, :]
     at = (head + h)[:, None] * value_dim + d[None, :]
-    coarse = tl.load(compressed + at, inside, 0.0)
-    result += coarse * tl.load(gate, h < share, 0.0).to(tl.float32)[:, None]
+    before = tl.load(sums + at, inside, 0.0)
+    result = before + total * (gate / norm)[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), inside)
 
 
@@ -203,30 +234,33 @@ def native_sparse_attention_triton(
     key_heads, value_dim = keys.v_block.shape[1:]
     share, blocks = heads // key_heads, spec.blocks(keys.k_block.shape[0])
     sizes = {"HEADS": max(_MIN_ROWS, next_power_of_2(share)), "DIM": max(16, next_power_of_2(dim))}
-    tile = _FLOAT32_BLOCK_KEYS if q.dtype == torch.float32 else _BLOCK_KEYS
-    values = {"VALUE_DIM": max(16, next_power_of_2(value_dim)), "KEYS": tile}
+    values = {"VALUE_DIM": max(16, next_power_of_2(value_dim)), "KEYS": _BLOCK_KEYS}
     counts = visible_entries(positions, spec).to(torch.int32)
-    compressed = torch.empty(rows, heads, value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(rows, heads, value_dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(rows, heads, dtype=torch.float32, device=q.device)
+    widths = (key_heads, share, dim, value_dim, scale)
     launch(
         _compressed, (rows, key_heads),
-        q, keys.k_entry, keys.v_entry, counts, compressed, lse,
-        key_heads, share, dim, value_dim, scale,
+        q, keys.k_entry, keys.v_entry, counts, gates, sums, lse, *widths,
         **sizes, **values,
     )  # fmt: skip
     importance = torch.empty(rows, key_heads, blocks, dtype=torch.float32, device=q.device)
     launch(
-        _importance, (rows, key_heads, cdiv(blocks, tile)),
+        _importance, (rows, key_heads, cdiv(blocks, _BLOCK_KEYS)),
         q, keys.k_entry, counts, lse, importance, key_heads, share, dim, blocks, scale,
-        **sizes, BLOCKS=tile, PER_BLOCK=spec.block // spec.stride,
+        **sizes, BLOCKS=_BLOCK_KEYS, PER_BLOCK=spec.block // spec.stride,
         PER_ENTRY=spec.length // spec.stride,
     )  # fmt: skip
     chosen = select_blocks(importance, positions, spec)
+    launch(
+        _selected, (rows, key_heads),
+        q, keys.k_block, keys.v_block, gates, chosen, positions, sums, *widths,
+        **sizes, **values, BLOCK=spec.block, COUNT=spec.count,
+    )  # fmt: skip
     out = q.new_empty(rows, heads, value_dim)
     launch(
-        _fine, (rows, key_heads),
-        q, keys.k_block, keys.v_block, keys.k_window, keys.v_window,
-        compressed, gates, chosen, positions, out, key_heads, share, dim, value_dim, scale,
-        **sizes, **values, BLOCK=spec.block, COUNT=spec.count, WINDOW=spec.window,
+        _window, (rows, key_heads),
+        q, keys.k_window, keys.v_window, gates, positions, sums, out, *widths,
+        **sizes, **values, WINDOW=spec.window,
     )  # fmt: skip
     return out
