@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sglang_ext import __version__
+from sglang_ext.bench_cli.cli import bench
 from sglang_ext.calibrate.cli import app as calibrate_app
 from sglang_ext.demo.cli import app as demo_app
 from sglang_ext.launcher.cli import launch
@@ -25,6 +26,7 @@ app.add_typer(training_app, name="train-draft")
 app.command()(launch)
 app.add_typer(calibrate_app, name="calibrate")
 app.command(name="lossless")(lossless)
+app.command(name="bench")(bench)
 
 
 def _print_version(wanted: bool) -> None:

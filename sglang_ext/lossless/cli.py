@@ -77,11 +77,11 @@ def lossless(
     console = Console(stderr=True, quiet=quiet)
     try:
         plan = suite.Plan(
-            groups=_names("--only", only, suite.GROUPS),
+            groups=names("--only", only, suite.GROUPS),
             tokens=tokens,
-            concurrency=_numbers("--concurrency", concurrency),
+            concurrency=numbers("--concurrency", concurrency),
             bound=bound,
-            dtype=_names("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))[0],
+            dtype=names("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))[0],
             sampled=SampledPlan(samples=samples, depth=depth),
             sampled_prompts=sampled_prompts,
             seed=seed,
@@ -89,7 +89,7 @@ def lossless(
         asked = _prompts(prompts, sets)[:limit]
         _check_outputs(json_file, report)
         servers = _servers(launch or [], base, spec, itself, key, together, first_port, console)
-        with _ended_by_sigterm(), servers as opened, _Progress(console) as progress:
+        with ended_by_sigterm(), servers as opened, _Progress(console) as progress:
             result = suite.run(opened, asked, plan, progress.stage, progress.counted)
     except (CannotTest, RefusedRequest) as error:
         _give_up(str(error))
@@ -113,7 +113,7 @@ def _prompts(file: Path | None, sets: str | None) -> list[Prompt]:
 
     if file is not None:
         return read_prompts(file)
-    return builtin(KINDS if sets is None else _names("--sets", sets, KINDS))
+    return builtin(KINDS if sets is None else names("--sets", sets, KINDS))
 
 
 def _servers(
@@ -147,7 +147,7 @@ def _servers(
     return nullcontext(connected.both(base, spec, key))
 
 
-def _names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(part.strip() for part in given.split(",") if part.strip())
     if not names or any(name not in known for name in names):
         raise CannotTest(
@@ -156,7 +156,7 @@ def _names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _numbers(option: str, given: str) -> tuple[int, ...]:
+def numbers(option: str, given: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in given.split(","))
     except ValueError:
@@ -182,7 +182,7 @@ def _check_outputs(json_file: Path | None, report: Path | None) -> None:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the run as Ctrl-C does, so that started servers are stopped."""
 
     def end(*_: object) -> None:

@@ -1,0 +1,203 @@
+"""`sglang-ext bench`: a grid of servers and loads, correctness before speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sglang_ext.bench_cli.grid import Point, Setting
+    from sglang_ext.bench_cli.results import Results
+    from sglang_ext.bench_cli.tools import Load
+
+Say = Callable[[str], None]
+
+
+def bench(
+    launch: Annotated[list[str], typer.Argument(metavar="-- LAUNCH ARGUMENTS", show_default=False)],
+    algorithms: Annotated[
+        list[str] | None, typer.Option("--with", help="ALGORITHM=DRAFT; may be repeated.")
+    ] = None,
+    gamma: Annotated[str, typer.Option(help="Drafts per round, e.g. 3,7; empty: default.")] = "",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="random, or NAME=FILE; may be repeated.")
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
+    tool: Annotated[
+        str, typer.Option(help="serving (bench_serving) or one-batch (bench_one_batch_server).")
+    ] = "serving",
+    input_tokens: Annotated[int, typer.Option(min=1, help="Of random prompts.")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=4, help="Of every answer.")] = 128,
+    prompts: Annotated[int, typer.Option(min=1, help="Requests of a point.")] = 32,
+    temperature: Annotated[float, typer.Option(min=0, help="Of every request.")] = 0.0,
+    out: Annotated[Path, typer.Option(help="Results; points in it are not repeated.")] = Path(
+        "bench.json"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="A .png of the results.")] = None,
+    first_port: Annotated[int, typer.Option(min=1024, max=65000)] = 31900,
+) -> None:
+    """Time SGLang's own benchmark tools over algorithms, gammas, data sets and concurrencies.
+
+    LAUNCH ARGUMENTS are those of the server without speculation; the speculative flags come from
+    --with and --gamma. Before a speculative setting is timed, a short `sglang-ext lossless` run
+    must find nothing. Exit code: 0 all measured, 1 a setting failed that run, 2 could not measure.
+    """
+    from sglang_ext.bench_cli import grid
+    from sglang_ext.bench_cli.plots import plot as draw
+    from sglang_ext.bench_cli.results import Results
+    from sglang_ext.bench_cli.tools import TOOLS, Load
+    from sglang_ext.lossless.cli import ended_by_sigterm, names, numbers
+    from sglang_ext.lossless.errors import CannotTest, RefusedRequest
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    try:
+        _check(launch, out, plot)
+        gammas = list(numbers("--gamma", gamma)) if gamma else [None]
+        load = Load(
+            tool=names("--tool", tool, TOOLS)[0],
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prompts=prompts,
+            temperature=temperature,
+        )
+        chosen = grid.settings(algorithms or [], gammas)
+        loads = grid.datasets(dataset or ["random"])
+        if load.tool == "one-batch" and any(one.path for one in loads):
+            raise CannotTest(
+                "--dataset", expected="random with one-batch", found="a file", remedy="Drop it."
+            )
+        points = grid.points(chosen, loads, numbers("--concurrency", concurrency))
+        results = Results(out, launch, load)
+        with ended_by_sigterm():
+            refused = [
+                setting.key
+                for setting in chosen
+                if not _one_setting(setting, points, results, launch, load, first_port, say)
+            ]
+        if plot is not None:
+            draw(results.ratios(), plot)
+    except (CannotTest, RefusedRequest) as error:
+        say(f"could not measure: {error}")
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        say(f"ended by the user; run it again to go on from {out}")
+        raise typer.Exit(2) from None
+    _show(results)
+    for name in refused:
+        say(f"not timed, since it is not lossless: {name} (the reason is in {out})")
+    raise typer.Exit(1 if refused else 0)
+
+
+def _check(launch: list[str], out: Path, plot: Path | None) -> None:
+    from sglang_ext.lossless.errors import CannotTest
+
+    for part in launch:
+        if part.startswith("--speculative-") or part in ("--port", "--host"):
+            raise CannotTest(
+                "launch arguments",
+                expected="those of the server without speculation, without --port and --host",
+                found=part,
+                remedy="Name algorithms by --with and --gamma; ports are chosen (--first-port).",
+            )
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise CannotTest(
+                option, expected="a file in a folder that is there", found=path, remedy="Make it."
+            )
+
+
+def _one_setting(
+    setting: Setting,
+    points: list[Point],
+    results: Results,
+    launch: list[str],
+    load: Load,
+    first_port: int,
+    say: Say,
+) -> bool:
+    """Measure what is missing of one server; False where its gate found a difference."""
+    from sglang_ext.bench_cli.tools import measure
+    from sglang_ext.lossless.errors import CannotTest
+    from sglang_ext.lossless.servers import LaunchedServer, free_port
+
+    todo = results.missing([p for p in points if p.setting == setting])
+    if not todo:
+        return True
+    argv = [*launch, *setting.flags]
+    if not results.passed(setting):
+        code = _gate(setting, argv, results, load, first_port, say)
+        if code == 1:
+            return False
+        if code == 2:
+            raise CannotTest(
+                f"gate of {setting.key}",
+                expected="a lossless run that tested something",
+                found=results.data["gates"][setting.key]["statement"],
+                remedy="Run sglang-ext lossless with the same arguments to see why.",
+            )
+    port = free_port(first_port)
+    say(f"{setting.key}: starting the server on port {port}")
+    server = LaunchedServer(argv, port, 1800)
+    try:
+        server.wait_ready()
+        for number, point in enumerate(todo, start=1):
+            say(f"{point.key} ({number} of {len(todo)})")
+            results.keep_point(point, measure(server.url, point, load))
+    finally:
+        server.stop()
+    return True
+
+
+def _gate(
+    setting: Setting, argv: list[str], results: Results, load: Load, first_port: int, say: Say
+) -> int:
+    """A short lossless run: greedy identity, and sampled laws where the load samples."""
+    from sglang_ext.lossless import suite
+    from sglang_ext.lossless.prompts import builtin
+    from sglang_ext.lossless.sampled import SampledPlan
+    from sglang_ext.lossless.servers import Pair
+
+    plan = suite.Plan(
+        groups=("greedy", "sampled") if load.temperature else ("greedy",),
+        tokens=48,
+        concurrency=(1, 8),
+        noise_prompts=8,
+        repeats=0,
+        sampled=SampledPlan(samples=200, depth=4),
+    )
+    say(f"{setting.key}: correctness gate")
+    chosen = builtin(("code", "math", "chat", "languages"))[::3]
+    with Pair(argv, together=False, first_port=first_port, report=say) as opened:
+        result = suite.run(opened, chosen, plan)
+    results.keep_gate(setting, result)
+    return result.exit_code
+
+
+def _show(results: Results) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = ("server", "data", "concurrency")
+    table = Table(*first, "tokens/s", "ratio", "TPOT ms", "TTFT ms", "acceptance length")
+    for row in results.ratios():
+        gamma = "" if row["gamma"] is None else f", gamma {row['gamma']}"
+        table.add_row(
+            row["algorithm"] + gamma,
+            row["dataset"],
+            str(row["concurrency"]),
+            _figure(row["output_tokens_per_second"]),
+            _figure(row["ratio"], 2),
+            _figure(row.get("median_tpot_ms")),
+            _figure(row.get("median_ttft_ms")),
+            _figure(row.get("acceptance_length"), 2),
+        )
+    Console().print(table)
+
+
+def _figure(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

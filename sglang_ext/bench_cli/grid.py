@@ -1,0 +1,106 @@
+"""What is measured: settings of a server, and the loads each is put under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from sglang_ext.lossless.errors import CannotTest
+
+# Algorithms that draft without a checkpoint of their own.
+_NO_DRAFT = ("NGRAM", "NEXTN")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A server: without speculation, or one algorithm with one number of drafts.
+
+    gamma: drafts per round; None leaves it to the server
+    """
+
+    algorithm: str = "none"
+    draft: str | None = None
+    gamma: int | None = None
+
+    @property
+    def key(self) -> str:
+        return self.algorithm if self.gamma is None else f"{self.algorithm}, gamma {self.gamma}"
+
+    @property
+    def flags(self) -> list[str]:
+        """Launch arguments that turn it on."""
+        if self.algorithm == "none":
+            return []
+        flags = ["--speculative-algorithm", self.algorithm]
+        if self.draft is not None:
+            flags += ["--speculative-draft-model-path", self.draft]
+        if self.gamma is not None:
+            flags += ["--speculative-num-draft-tokens", str(self.gamma + 1)]
+        return flags
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """name: in the results; path: a file as `bench_serving` reads it, None for random ids."""
+
+    name: str
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One load on one server."""
+
+    setting: Setting
+    dataset: Dataset
+    concurrency: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.setting.key} | {self.dataset.name} | {self.concurrency}"
+
+
+def settings(algorithms: Sequence[str], gammas: Sequence[int | None]) -> list[Setting]:
+    """`none` first, then NAME or NAME=DRAFT with each gamma. Raises CannotTest."""
+    found = [Setting()]
+    for given in algorithms:
+        name, _, draft = given.partition("=")
+        if not name or (not draft and name.upper() not in _NO_DRAFT):
+            raise CannotTest(
+                "--with",
+                expected="ALGORITHM=DRAFT, e.g. DSPARK=path/to/draft",
+                found=repr(given),
+                remedy="Name the draft's checkpoint.",
+            )
+        found += [Setting(name.upper(), draft or None, gamma) for gamma in gammas]
+    return found
+
+
+def datasets(given: Sequence[str]) -> list[Dataset]:
+    """`random` or NAME=FILE. Raises CannotTest."""
+    from pathlib import Path
+
+    found = []
+    for item in given:
+        name, _, path = item.partition("=")
+        if path and not Path(path).is_file():
+            raise CannotTest(
+                "--dataset", expected="a file", found=path, remedy="Check the path in NAME=FILE."
+            )
+        if not path and name != "random":
+            raise CannotTest(
+                "--dataset",
+                expected="random, or NAME=FILE with conversations as bench_serving reads them",
+                found=repr(item),
+                remedy="No data set is downloaded; name a local file.",
+            )
+        found.append(Dataset(name, path or None))
+    return found
+
+
+def points(
+    chosen: Sequence[Setting], loads: Sequence[Dataset], concurrency: Sequence[int]
+) -> list[Point]:
+    """The whole grid, server by server."""
+    return [Point(*parts) for parts in product(chosen, loads, concurrency)]

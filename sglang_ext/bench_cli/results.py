@@ -1,0 +1,121 @@
+"""The results file: grows point by point, so that a run that was ended goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sglang_ext.bench_cli.grid import Point, Setting
+from sglang_ext.bench_cli.tools import Load
+from sglang_ext.lossless.errors import CannotTest
+from sglang_ext.lossless.suite import Result
+
+_REMEDY = "Give another --out, or delete the file to measure everything again."
+
+
+class Results:
+    """What has been measured so far.
+
+    argv, load: must be those of the file, since its points are compared with the new ones.
+    """
+
+    def __init__(self, path: Path, argv: Sequence[str], load: Load) -> None:
+        self.path = path
+        wanted = {"launch_arguments": list(argv), "load": asdict(load)}
+        self.data: dict[str, Any] = {**wanted, "machine": _machine(), "gates": {}, "points": {}}
+        if path.exists():
+            self.data = self._read(wanted)
+
+    def _read(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_text())
+            gates, points = found["gates"], found["points"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CannotTest(
+                f"--out {self.path}", expected="results of bench", found=error, remedy=_REMEDY
+            ) from error
+        for field, value in wanted.items():
+            if found.get(field) != value:
+                raise CannotTest(
+                    f"--out {self.path}, {field}",
+                    expected=str(value),
+                    found=found.get(field),
+                    remedy=_REMEDY,
+                )
+        if not isinstance(gates, dict) or not isinstance(points, dict):
+            raise CannotTest(
+                f"--out {self.path}", expected="gates and points", found="others", remedy=_REMEDY
+            )
+        return dict(found)
+
+    def missing(self, points: Sequence[Point]) -> list[Point]:
+        return [point for point in points if point.key not in self.data["points"]]
+
+    def passed(self, setting: Setting) -> bool:
+        """Whether the setting needs no gate, or has passed one."""
+        gate = self.data["gates"].get(setting.key)
+        return setting.algorithm == "none" or (gate is not None and gate["exit_code"] == 0)
+
+    def keep_gate(self, setting: Setting, result: Result) -> None:
+        from sglang_ext.lossless.report import statement
+
+        self.data["gates"][setting.key] = {
+            "exit_code": result.exit_code,
+            "statement": statement(result),
+            "outcomes": [
+                {"name": o.name, "state": str(o.state), "shown": o.shown} for o in result.outcomes
+            ],
+        }
+        self._save()
+
+    def keep_point(self, point: Point, figures: dict[str, Any]) -> None:
+        self.data["points"][point.key] = {
+            "algorithm": point.setting.algorithm,
+            "gamma": point.setting.gamma,
+            "dataset": point.dataset.name,
+            "concurrency": point.concurrency,
+            "load_average": os.getloadavg()[0],
+            **figures,
+        }
+        self._save()
+
+    def _save(self) -> None:
+        """Whole or not at all."""
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self.data, indent=1) + "\n")
+        unfinished.replace(self.path)
+
+    def ratios(self) -> list[dict[str, Any]]:
+        """Every point with its tokens per second against the same load without speculation."""
+        points = self.data["points"].values()
+        base = {
+            (p["dataset"], p["concurrency"]): p["output_tokens_per_second"]
+            for p in points
+            if p["algorithm"] == "none"
+        }
+        rows = []
+        for point in points:
+            without = base.get((point["dataset"], point["concurrency"]))
+            speed = point["output_tokens_per_second"]
+            rows.append({**point, "ratio": speed / without if without and speed else None})
+        return rows
+
+
+def _machine() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    import torch
+
+    device = "CPU" if not torch.cuda.is_available() else torch.cuda.get_device_name()
+    return {
+        "device": device,
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "sglang": version("sglang"),
+        "torch": torch.__version__,
+    }
