@@ -168,9 +168,18 @@ class BlockSpecWorker(BaseSpecWorker):
         self.penalties.forget(rid)
         self.pacer.forget(rid)
 
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        with self._draft_ranks():
+            super().alloc_memory_pool(*args, **kwargs)
+
+    def init_attention_backends(self) -> None:
+        with self._draft_ranks():
+            super().init_attention_backends()
+
     def init_cuda_graphs(self) -> None:
         # The last step of SGLang's start-up: models, pools and backends are in place.
-        super().init_cuda_graphs()
+        with self._draft_ranks():
+            super().init_cuda_graphs()
         self.pacer = self.build_pacer()
 
     def get_confidence_budget_prepare(self) -> None:

@@ -1,0 +1,253 @@
+"""What runs on a machine without a GPU: layouts, algorithms and workloads, and what is refused.
+
+The one source of the table in docs/layouts.md, of the refusals at start-up and of the end-to-end
+tests: every cell that says yes is a test, every refusal is one too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NONE, DSPARK, DFLASH = "none", "DSPARK", "DFLASH"
+ALGORITHMS = (NONE, DSPARK, DFLASH)
+
+# name -> what is sent
+WORKLOADS = {
+    "short": "one short prompt; the other ranks idle",
+    "ragged": "ten prompts of 1 to 70 tokens at once, answers of unequal length",
+    "chunked": "a prompt of several prefill chunks, alone and beside decoding requests",
+    "one idle rank": "every request sent to one DP rank, then to the other",
+    "abort": "requests stopped in the middle beside others that go on",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread a model over ranks.
+
+    flags: SGLang's arguments
+    model: "dense" or "experts", what the tests serve
+    shows: lines of the ranks' logs that prove the layout was in use ("layout: first ...")
+    covered: whether the short test run includes it without speculation
+    speculation: None where DSPARK and DFLASH run, else why they are refused
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    model: str = "experts"
+    shows: tuple[str, ...] = ()
+    covered: bool = True
+    speculation: str | None = None
+
+    def size(self, flag: str) -> int:
+        """The number behind a flag; 1 when it is not given."""
+        return int(self.flags[self.flags.index(flag) + 1]) if flag in self.flags else 1
+
+    @property
+    def attention_dp(self) -> int:
+        return self.size("--attn-dp-size")
+
+    @property
+    def ranks(self) -> int:
+        return self.size("--tp-size") * self.size("--pp-size") * self.size("--dp-size")
+
+
+def _flags(line: str) -> tuple[str, ...]:
+    return tuple(line.split())
+
+
+_DP2 = "--tp-size 2 --attn-dp-size 2"
+_DEEPEP = "--moe-a2a-backend deepep"
+_NORMAL = f"{_DEEPEP} --deepep-mode normal"
+# A prefix hit leaves prefills of one token, which are not split.
+_CP = "--enable-prefill-cp --disable-radix-cache --cp-strategy"
+_EPLB = (
+    "--enable-eplb --ep-num-redundant-experts 2 --eplb-rebalance-num-iterations 40 "
+    "--expert-distribution-recorder-buffer-size 40"
+)
+_SENT = ("normal expert exchange", "empty send to the experts")
+_LOW = ("low-latency expert exchange",)
+_STAGES = "the draft reads layers that other stages hold"
+_HALVES = "the halves of a verification have no rows of their own in SGLang's split"
+
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("tp2", _flags("--tp-size 2")),
+    Layout("tp2 dense", _flags("--tp-size 2"), model="dense", covered=False),
+    Layout("dp2 replicas", _flags("--dp-size 2"), covered=False),
+    Layout("dp2 attention", _flags(_DP2)),
+    Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2")),
+    Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), covered=False),
+    Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), shows=_SENT),
+    Layout(
+        "ep2 deepep low_latency", _flags(f"{_DP2} {_DEEPEP} --deepep-mode low_latency"), shows=_LOW
+    ),
+    Layout("ep2 deepep auto", _flags(f"{_DP2} {_DEEPEP}"), shows=_SENT + _LOW, covered=False),
+    Layout(
+        "ep2 deepep dp-lm-head",
+        _flags(f"{_DP2} {_DEEPEP} --enable-dp-lm-head --moe-dense-tp-size 1"),
+        shows=_SENT + _LOW,
+        covered=False,
+    ),
+    Layout(
+        "cp2 zigzag",
+        _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag"),
+        model="dense",
+        shows=("zigzag CP prefill",),
+    ),
+    Layout(
+        "cp2 interleave",
+        _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} interleave"),
+        model="dense",
+        shows=("interleave CP prefill",),
+    ),
+    Layout(
+        "cp2 zigzag ep2 deepep",
+        _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
+        shows=("zigzag CP prefill", "normal expert exchange"),
+        covered=False,
+    ),
+    Layout("pp2", _flags("--pp-size 2"), speculation=_STAGES),
+    Layout("pp2 dp2", _flags(f"--pp-size 2 {_DP2}"), covered=False, speculation=_STAGES),
+    Layout(
+        "two-batch overlap",
+        _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
+        shows=("two-batch split of a prefill", "two-batch split of a decode"),
+        speculation=_HALVES,
+    ),
+    Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), shows=_SENT),
+    Layout(
+        "eplb dynamic",
+        _flags(f"{_DP2} --ep-size 2 --ep-dispatch-algorithm dynamic {_EPLB}"),
+        covered=False,
+    ),
+    Layout("tp4 dp2 ep4 deepep", _flags(f"--tp-size 4 --attn-dp-size 2 {_NORMAL}"), shows=_SENT),
+    Layout(
+        "tp4 cp2 ep4 deepep",
+        _flags(f"--tp-size 4 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
+        shows=("zigzag CP prefill", "normal expert exchange"),
+        covered=False,
+    ),
+    Layout(
+        "tp4 dp2 cp2 ep4 deepep",
+        _flags(f"--tp-size 4 --attn-dp-size 2 --attn-cp-size 2 {_CP} interleave {_NORMAL}"),
+        shows=("interleave CP prefill", *_SENT),
+        covered=False,
+    ),
+)
+
+# Speculation that the short test run includes, one or two per kind of layout.
+COVERED_SPECULATION = (
+    ("dp2 attention", DFLASH),
+    ("ep2 deepep normal", DSPARK),
+    ("cp2 interleave", DSPARK),
+    ("tp4 dp2 ep4 deepep", DSPARK),
+)
+
+
+def layout(name: str) -> Layout:
+    """The layout of that name; KeyError names the known ones."""
+    for one in LAYOUTS:
+        if one.name == name:
+            return one
+    raise KeyError(f"layout {name!r}: expected one of {', '.join(x.name for x in LAYOUTS)}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a cell runs; `reason` is empty where it does."""
+
+    reason: str = ""
+
+    @property
+    def yes(self) -> bool:
+        return not self.reason
+
+
+def verdict(where: Layout, algorithm: str, workload: str) -> Verdict:
+    """The cell of a layout, an algorithm of `ALGORITHMS` and a workload of `WORKLOADS`."""
+    if algorithm not in ALGORITHMS or workload not in WORKLOADS:
+        raise KeyError(f"no such cell: {algorithm!r}, {workload!r}")
+    if algorithm != NONE and where.speculation is not None:
+        return Verdict(where.speculation)
+    return Verdict()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A combination of flags that ends the start.
+
+    flag: what is at fault; beside: what it does not go with; why; remedy
+    """
+
+    flag: str
+    beside: str
+    why: str
+    remedy: str
+
+    def message(self, found: object) -> str:
+        return (
+            f"{self.flag}: expected not to be given {self.beside}, found {found}. "
+            f"{self.why[0].upper()}{self.why[1:]}. {self.remedy}"
+        )
+
+
+REFUSALS: dict[str, Refusal] = {
+    "two-batch without exchange": Refusal(
+        "--enable-two-batch-overlap",
+        "without --moe-a2a-backend deepep",
+        "the halves meet at the expert exchange, and SGLang's gather for all ranks has no size "
+        "for half a batch",
+        "Add --moe-a2a-backend deepep, or leave it out: on a CPU it changes no speed.",
+    ),
+    "two-batch with cp": Refusal(
+        "--enable-two-batch-overlap",
+        "with --attn-cp-size",
+        "the halves of a batch carry no context-parallel split",
+        "Leave one of them out.",
+    ),
+    "two-batch with speculation": Refusal(
+        "--enable-two-batch-overlap",
+        "with --speculative-algorithm",
+        _HALVES,
+        "Leave one of them out.",
+    ),
+    "single-batch": Refusal(
+        "--enable-single-batch-overlap",
+        "on a CPU",
+        "it runs the shared experts on a second CUDA stream, and there is none",
+        "Leave it out.",
+    ),
+    "eplb with low latency": Refusal(
+        "--enable-eplb",
+        "with --moe-a2a-backend deepep in another mode than normal",
+        "SGLang counts the load of experts in one mode at a time",
+        "Add --deepep-mode normal.",
+    ),
+    "exchange": Refusal(
+        "--moe-a2a-backend",
+        "on a CPU with another value than none or deepep",
+        "the other exchanges are CUDA libraries",
+        "Use --moe-a2a-backend deepep, which runs over torch.distributed here.",
+    ),
+    "cp backend": Refusal(
+        "--enable-prefill-cp",
+        "on a CPU with another attention than backend 'portable' over plain K/V",
+        "keys and values must be gathered before they are written, and only that backend does it",
+        "Leave out --enable-prefill-cp, or --attention-backend.",
+    ),
+    "decode cp": Refusal(
+        "--dcp-size",
+        "on a CPU",
+        "no attention backend here reads K/V that are spread over ranks",
+        "Use --attn-cp-size with --enable-prefill-cp for prefill, --attn-dp-size for decode.",
+    ),
+    "moe dp": Refusal(
+        "--moe-dp-size",
+        "on a CPU",
+        "its results have not been held to those of one rank",
+        "Use --ep-size, or --moe-a2a-backend deepep.",
+    ),
+    "pipeline with speculation": Refusal(
+        "--pp-size", "with DSPARK or DFLASH", _STAGES, "Leave it out."
+    ),
+}
