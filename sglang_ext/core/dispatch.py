@@ -77,10 +77,14 @@ class ExpertShards:
         """[T, K] expert ids -> [T, K] int64 ranks, -1 for no choice."""
         return torch.div(topk_idx.long(), self.per_rank, rounding_mode="floor").clamp(min=-1)
 
-    def local(self, topk_idx: Tensor, rank: int) -> Tensor:
-        """[T, K] expert ids -> the same dtype, numbered from 0 on `rank`; -1 for one elsewhere."""
+    def local(self, topk_idx: Tensor, rank: int | Tensor) -> Tensor:
+        """[T, K] expert ids -> the same dtype, numbered from 0 on `rank`; -1 for one elsewhere.
+
+        rank: of the group, or [T, 1] int64, one per row.
+        """
         ids = topk_idx - rank * self.per_rank
-        return torch.where((ids >= 0) & (ids < self.per_rank) & (topk_idx >= 0), ids, -1)
+        here = (ids >= 0) & (ids < self.per_rank) & (topk_idx >= 0)
+        return torch.where(here, ids, -1).to(topk_idx.dtype)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,11 @@ class Copies:
     choices: Tensor | None
     per_rank: list[int]
     per_expert: Tensor
+
+    def destinations(self) -> Tensor:
+        """[S] int64, rank that each copy goes to."""
+        counts = torch.tensor(self.per_rank, device=self.rows.device)
+        return torch.arange(len(self.per_rank), device=self.rows.device).repeat_interleave(counts)
 
 
 def normal_copies(in_rank: Tensor, tokens_per_expert: Tensor) -> Copies:

@@ -18,7 +18,6 @@ from sglang_ext.core.dispatch import (
     sum_copies,
 )
 
-
 # Examples are few and cheap; the first call of an operator may take seconds on a busy machine.
 relaxed = settings(deadline=None, max_examples=50)
 
