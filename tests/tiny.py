@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-EOS, MASK, PAD = 256, 257, 258
+from sglang_ext.tiny_model.tokenizer import EOS, MASK, PAD, save_tokenizer
+
 VOCAB = 264
 HIDDEN = 64
 LAYERS = 4
@@ -53,26 +54,6 @@ def _config(kind: str, **changes: Any) -> Any:
     return Qwen3MoeConfig(**base, **moe, norm_topk_prob=True, decoder_sparse_step=1)
 
 
-def save_tokenizer(path: Path) -> None:
-    """One token per byte, then <eos>, <mask> and <pad>."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {char: i for i, char in enumerate(alphabet)}
-    for name, i in (("<eos>", EOS), ("<mask>", MASK), ("<pad>", PAD)):
-        vocab[name] = i
-    for i in range(PAD + 1, VOCAB):
-        vocab[f"<extra_{i}>"] = i
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", mask_token="<mask>"
-    )
-    fast.save_pretrained(path)
-
-
 def make_target(
     path: Path, kind: str = "llama", *, seed: int = 0, mixing: float = 0.5, **changes: Any
 ) -> Path:
@@ -86,7 +67,7 @@ def make_target(
         from sglang_ext.tiny_model import deepseek_v32
 
         deepseek_v32.write(path, seed=seed, mixing=mixing, **changes)
-        save_tokenizer(path)
+        save_tokenizer(path, VOCAB)
         return path
     torch.manual_seed(seed)
     config = _config(kind, **changes)
@@ -102,7 +83,7 @@ def make_target(
             else:
                 parameter.normal_(0.0, 0.1)
     model.save_pretrained(path)
-    save_tokenizer(path)
+    save_tokenizer(path, VOCAB)
     return path
 
 

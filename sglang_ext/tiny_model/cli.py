@@ -1,0 +1,136 @@
+"""`sglang-ext tiny-model`: write a tiny checkpoint of a large architecture."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+
+class Storage(StrEnum):
+    """How matrices are stored."""
+
+    NONE = "none"
+    FP8 = "fp8"
+    FP4 = "fp4"
+
+
+class Dtype(StrEnum):
+    """Element type of what is not quantised."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+Out = Annotated[Path, typer.Option("--out", help="Folder to write; made if missing.")]
+Layers = Annotated[int, typer.Option(min=1, help="Decoder layers.")]
+Seed = Annotated[int, typer.Option(help="Of the random weights.")]
+Type = Annotated[Dtype, typer.Option("--dtype", help="Element type of what is not quantised.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=JSON", help="Replace a field of config.json; repeatable."),
+]
+
+
+@app.callback()
+def main() -> None:
+    """Write a checkpoint of random weights with every part of a large architecture.
+
+    It answers nonsense, quickly, on any machine: try flags, layouts and speculation with it.
+    """
+
+
+@app.command(name="deepseek-v4")
+def deepseek_v4(
+    out: Out,
+    layers: Layers = 6,
+    with_dspark: Annotated[
+        bool, typer.Option("--with-dspark", help="Add the bundled DSpark draft (mtp.0 to mtp.2).")
+    ] = False,
+    quant: Annotated[
+        Storage, typer.Option(help="fp8: matrices e4m3 with 128 x 128 scales; fp4: experts e2m1.")
+    ] = Storage.NONE,
+    dtype: Type = Dtype.FLOAT32,
+    seed: Seed = 0,
+    fields: Fields = None,
+) -> None:
+    """DeepSeek-V4: hyper-connections, CSA and HCA attention, hash and top-k experts."""
+    import torch
+
+    from sglang_ext.tiny_model.deepseek_v4 import write
+
+    write(
+        out,
+        layers=layers,
+        with_dspark=with_dspark,
+        quant=quant.value,
+        dtype=getattr(torch, dtype.value),
+        seed=seed,
+        **changes(fields),
+    )
+    speculation = " --speculative-algorithm DSPARK" if with_dspark else ""
+    _say(out, dtype, speculation)
+
+
+@app.command(name="deepseek-v3.2")
+def deepseek_v32(
+    out: Out,
+    layers: Layers = 4,
+    quant: Annotated[Storage, typer.Option(help="fp8: matrices e4m3 with block scales.")] = (
+        Storage.NONE
+    ),
+    dtype: Type = Dtype.FLOAT32,
+    seed: Seed = 0,
+    fields: Fields = None,
+) -> None:
+    """DeepSeek-V3.2: latent attention over the tokens that its indexer selects."""
+    import torch
+
+    from sglang_ext.tiny_model.deepseek_v32 import write
+    from sglang_ext.tiny_model.tokenizer import save_tokenizer
+
+    if quant is Storage.FP4:
+        raise typer.BadParameter("expected none or fp8 for DeepSeek-V3.2, found fp4")
+    more = changes(fields)
+    write(
+        out,
+        seed=seed,
+        dtype=getattr(torch, dtype.value),
+        fp8_block=(128, 128) if quant is Storage.FP8 else None,
+        num_hidden_layers=layers,
+        **more,
+    )
+    save_tokenizer(out, json.loads((out / "config.json").read_text())["vocab_size"])
+    _say(out, dtype, "")
+
+
+def changes(fields: list[str] | None) -> dict[str, Any]:
+    """FIELD=JSON arguments as a record.
+
+    Raises:
+        typer.BadParameter: an argument of another form.
+    """
+    found = {}
+    for item in fields or ():
+        name, equals, value = item.partition("=")
+        try:
+            if not (name and equals):
+                raise ValueError("no '='")
+            found[name] = json.loads(value)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"--set: expected FIELD=JSON such as index_topk=16, found {item!r} ({error})"
+            ) from error
+    return found
+
+
+def _say(out: Path, dtype: Dtype, speculation: str) -> None:
+    typer.echo(f"wrote {out}; serve it with:")
+    typer.echo(
+        f"  python -m sglang.launch_server --model-path {out} --dtype {dtype.value}{speculation}"
+    )
