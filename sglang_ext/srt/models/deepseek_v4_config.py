@@ -1,0 +1,377 @@
+"""What DeepSeek-V4's config.json says, read strictly.
+
+Two spellings are in use: the published one (`compress_ratios`, `num_hash_layers`, `rope_scaling`)
+and that of transformers (`layer_types`, `mlp_layer_types`, `rope_parameters`). A file may carry
+both, as long as they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_ext.core.compress import CSA, HCA
+from sglang_ext.core.yarn import Yarn
+
+OFFICIAL = "DeepseekV4ForCausalLM"
+LAYER_TYPES = {
+    0: "sliding_attention",
+    CSA: "compressed_sparse_attention",
+    HCA: "heavily_compressed_attention",
+}
+_REMEDY = "Compare with the config.json of deepseek-ai/DeepSeek-V4-Flash."
+_OTHER = "Other variants of this architecture are not implemented."
+_MISSING = object()
+
+
+class DeepseekV4ConfigError(ValueError):
+    """A field of config.json that cannot be served as it stands."""
+
+    def __init__(self, field: str, *, expected: str, found: object, remedy: str = _REMEDY) -> None:
+        shown = "nothing" if found is _MISSING else repr(found)
+        super().__init__(
+            f"DeepSeek-V4 config.json, {field}: expected {expected}, found {shown}. {remedy}"
+        )
+        self.field = field
+
+
+@dataclass(frozen=True)
+class DsparkFacts:
+    """The bundled DSpark draft.
+
+    block_size: drafted tokens a round. noise_token_id: what fills a block beyond its anchor.
+    target_layer_ids: layers whose output feeds the draft. markov_rank: of its Markov head.
+    stages: complete layers, named mtp.0 onwards.
+    """
+
+    block_size: int
+    noise_token_id: int
+    target_layer_ids: tuple[int, ...]
+    markov_rank: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class DeepseekV4Config:
+    """Sizes and rules of one checkpoint, under the names of the published config.json.
+
+    compress_ratios: one per layer of the target: 0 window only, 4 CSA, 128 HCA.
+    fp8_block: rows and columns that share a scale, None where nothing is quantised.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    head_dim: int
+    qk_rope_head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    routed_scaling_factor: float
+    num_hash_layers: int
+    swiglu_limit: float
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    sliding_window: int
+    hc_mult: int
+    hc_sinkhorn_iters: int
+    hc_eps: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    compress_rope_theta: float
+    yarn: Yarn | None
+    compress_ratios: tuple[int, ...]
+    fp8_block: tuple[int, int] | None
+    num_nextn_predict_layers: int
+    dspark: DsparkFacts | None
+
+    @property
+    def group_width(self) -> int:
+        """Attention output that one group of the output projection takes in."""
+        return self.num_attention_heads // self.o_groups * self.head_dim
+
+    def is_hash(self, layer_id: int) -> bool:
+        """Whether a table decides this layer's experts by token id."""
+        return layer_id < self.num_hash_layers
+
+
+class _Reader:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def get(self, field: str) -> Any:
+        return self.raw.get(field, _MISSING)
+
+    def integer(self, field: str, least: int = 1) -> int:
+        value = self.get(field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise DeepseekV4ConfigError(
+                field, expected=f"a whole number, at least {least}", found=value
+            )
+        return value
+
+    def number(self, field: str) -> float:
+        return _number(field, self.get(field))
+
+    def only(self, field: str, *allowed: object) -> None:
+        """Refuse a field that is there with another value than those this package computes."""
+        value = self.raw.get(field, allowed[0])
+        if value not in allowed:
+            raise DeepseekV4ConfigError(
+                field,
+                expected=" or ".join(repr(a) for a in allowed),
+                found=value,
+                remedy=_OTHER,
+            )
+
+
+def _number(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise DeepseekV4ConfigError(field, expected="a positive number", found=value)
+    return float(value)
+
+
+def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
+    """Read the fields of a config.json.
+
+    Raises:
+        DeepseekV4ConfigError: a field that is missing, of another type, in contradiction to
+            another, or names a variant that is not computed here.
+    """
+    read = _Reader(raw)
+    _only_what_is_computed(read)
+    layers = read.integer("num_hidden_layers")
+    ratios = _compress_ratios(read, layers)
+    theta, compress_theta, yarn = _rope(read)
+    config = DeepseekV4Config(
+        vocab_size=read.integer("vocab_size"),
+        hidden_size=read.integer("hidden_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=read.integer("num_attention_heads"),
+        head_dim=read.integer("head_dim", 2),
+        qk_rope_head_dim=_rope_width(read),
+        q_lora_rank=read.integer("q_lora_rank"),
+        o_groups=read.integer("o_groups"),
+        o_lora_rank=read.integer("o_lora_rank"),
+        moe_intermediate_size=read.integer("moe_intermediate_size"),
+        n_routed_experts=read.integer("n_routed_experts"),
+        num_experts_per_tok=read.integer("num_experts_per_tok"),
+        routed_scaling_factor=read.number("routed_scaling_factor"),
+        num_hash_layers=_hash_layers(read, layers),
+        swiglu_limit=read.number("swiglu_limit"),
+        index_n_heads=read.integer("index_n_heads"),
+        index_head_dim=read.integer("index_head_dim", 2),
+        index_topk=read.integer("index_topk"),
+        sliding_window=read.integer("sliding_window"),
+        hc_mult=read.integer("hc_mult"),
+        hc_sinkhorn_iters=read.integer("hc_sinkhorn_iters"),
+        hc_eps=read.number("hc_eps"),
+        rms_norm_eps=read.number("rms_norm_eps"),
+        max_position_embeddings=read.integer("max_position_embeddings"),
+        rope_theta=theta,
+        compress_rope_theta=compress_theta,
+        yarn=yarn,
+        compress_ratios=ratios[:layers],
+        fp8_block=_fp8_block(raw.get("quantization_config")),
+        num_nextn_predict_layers=raw.get("num_nextn_predict_layers") or 0,
+        dspark=_dspark(read, layers, len(ratios) - layers),
+    )
+    _check(config)
+    return config
+
+
+def _only_what_is_computed(read: _Reader) -> None:
+    read.only("hidden_act", "silu")
+    read.only("scoring_func", "sqrtsoftplus")
+    read.only("topk_method", "noaux_tc")
+    read.only("norm_topk_prob", True)
+    read.only("num_key_value_heads", 1)
+    read.only("n_shared_experts", 1)
+    read.only("attention_bias", False)
+    read.only("mlp_bias", False)
+    read.only("tie_word_embeddings", False)
+    read.only("expert_dtype", None, "fp4", "fp8", "bf16")
+
+
+def _rope_width(read: _Reader) -> int:
+    if "qk_rope_head_dim" in read.raw or "partial_rotary_factor" not in read.raw:
+        return read.integer("qk_rope_head_dim", 2)
+    return int(read.integer("head_dim", 2) * read.number("partial_rotary_factor"))
+
+
+def _compress_ratios(read: _Reader, layers: int) -> tuple[int, ...]:
+    """One per layer, then one per layer of a bundled draft where the file has them."""
+    given, kinds = read.raw.get("compress_ratios"), read.raw.get("layer_types")
+    from_kinds = None if kinds is None else _ratios_of(kinds, layers)
+    _check_rates(read)
+    if given is None:
+        if from_kinds is None:
+            raise DeepseekV4ConfigError(
+                "compress_ratios", expected="one of 0, 4, 128 per layer", found=_MISSING
+            )
+        return from_kinds
+    ratios = tuple(given) if isinstance(given, list | tuple) else ()
+    if len(ratios) < layers or any(r not in LAYER_TYPES for r in ratios):
+        raise DeepseekV4ConfigError(
+            "compress_ratios",
+            expected=f"one of 0, 4, 128 for each of num_hidden_layers = {layers} layers",
+            found=given,
+        )
+    if any(ratios[layers:]):
+        raise DeepseekV4ConfigError(
+            "compress_ratios",
+            expected=f"0 for what follows the first {layers}, the layers of a bundled draft",
+            found=given,
+        )
+    if from_kinds is not None and from_kinds != ratios[:layers]:
+        raise DeepseekV4ConfigError(
+            "compress_ratios", expected=f"{list(from_kinds)}, as layer_types says", found=given
+        )
+    return ratios
+
+
+def _ratios_of(kinds: Any, layers: int) -> tuple[int, ...]:
+    by_name = {name: ratio for ratio, name in LAYER_TYPES.items()}
+    names = list(kinds) if isinstance(kinds, list | tuple) else []
+    if len(names) != layers or any(n not in by_name for n in names):
+        raise DeepseekV4ConfigError(
+            "layer_types", expected=f"{layers} of {', '.join(by_name)}", found=kinds
+        )
+    return tuple(by_name[n] for n in names)
+
+
+def _check_rates(read: _Reader) -> None:
+    rates = read.raw.get("compress_rates")
+    expected = {LAYER_TYPES[CSA]: CSA, LAYER_TYPES[HCA]: HCA}
+    if rates is not None and dict(rates) != expected:
+        raise DeepseekV4ConfigError(
+            "compress_rates", expected=repr(expected), found=rates, remedy=_OTHER
+        )
+
+
+def _hash_layers(read: _Reader, layers: int) -> int:
+    kinds = read.raw.get("mlp_layer_types")
+    if kinds is None:
+        return min(read.integer("num_hash_layers", 0), layers)
+    count = sum(kind == "hash_moe" for kind in kinds)
+    if list(kinds) != ["hash_moe"] * count + ["moe"] * (layers - count):
+        raise DeepseekV4ConfigError(
+            "mlp_layer_types", expected=f"hash_moe, then moe, {layers} in all", found=kinds
+        )
+    given = read.raw.get("num_hash_layers")
+    if given is not None and min(given, layers) != count:
+        raise DeepseekV4ConfigError(
+            "num_hash_layers", expected=f"{count}, as mlp_layer_types says", found=given
+        )
+    return count
+
+
+def _rope(read: _Reader) -> tuple[float, float, Yarn | None]:
+    """(theta of window layers, theta of compressed layers, their YaRN)."""
+    nested = read.raw.get("rope_parameters")
+    if isinstance(nested, Mapping) and "compress" in nested:
+        main, compress = nested.get("main") or {}, nested["compress"]
+        if main.get("rope_type", "default") != "default":
+            raise DeepseekV4ConfigError(
+                "rope_parameters.main.rope_type", expected="default", found=main, remedy=_OTHER
+            )
+        theta = _number("rope_parameters.main.rope_theta", main.get("rope_theta", _MISSING))
+        name = "rope_parameters.compress"
+        compress_theta = _number(f"{name}.rope_theta", compress.get("rope_theta", _MISSING))
+        return theta, compress_theta, _yarn(name, compress)
+    scaling = read.raw.get("rope_scaling") or {}
+    yarn = _yarn("rope_scaling", scaling)
+    return read.number("rope_theta"), read.number("compress_rope_theta"), yarn
+
+
+def _yarn(name: str, scaling: Mapping[str, Any]) -> Yarn | None:
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise DeepseekV4ConfigError(f"{name}.rope_type", expected="default or yarn", found=kind)
+    odd = scaling.get("attention_factor", 1.0) not in (None, 1.0)
+    if odd or scaling.get("truncate") is False:
+        raise DeepseekV4ConfigError(
+            name, expected="yarn with attention_factor 1 and truncation", found=dict(scaling)
+        )
+    length = scaling.get("original_max_position_embeddings", _MISSING)
+    return Yarn(
+        factor=_number(f"{name}.factor", scaling.get("factor", _MISSING)),
+        original_length=int(_number(f"{name}.original_max_position_embeddings", length)),
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+    )
+
+
+def _fp8_block(quantisation: Any) -> tuple[int, int] | None:
+    if not quantisation:
+        return None
+    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
+    known = isinstance(block, list | tuple) and len(block) == 2
+    if method != "fp8" or quantisation.get("fmt", "e4m3") != "e4m3" or not known:
+        raise DeepseekV4ConfigError(
+            "quantization_config",
+            expected="quant_method fp8, fmt e4m3 and a weight_block_size of two numbers",
+            found=dict(quantisation),
+            remedy="Other formats are not implemented; give the published or a bf16 checkpoint.",
+        )
+    return int(block[0]), int(block[1])
+
+
+def _dspark(read: _Reader, layers: int, extra: int) -> DsparkFacts | None:
+    if "dspark_block_size" not in read.raw:
+        return None
+    ids = read.raw.get("dspark_target_layer_ids")
+    known = isinstance(ids, list | tuple) and bool(ids)
+    if not known or any(not isinstance(i, int) or not 0 <= i < layers for i in ids or ()):
+        raise DeepseekV4ConfigError(
+            "dspark_target_layer_ids", expected=f"layers 0 to {layers - 1}", found=ids
+        )
+    if extra < 1:
+        raise DeepseekV4ConfigError(
+            "compress_ratios",
+            expected="a trailing 0 for each stage of the bundled DSpark draft",
+            found=read.raw.get("compress_ratios"),
+        )
+    noise, vocab = read.integer("dspark_noise_token_id", 0), read.integer("vocab_size")
+    if noise >= vocab:
+        raise DeepseekV4ConfigError(
+            "dspark_noise_token_id", expected=f"below vocab_size {vocab}", found=noise
+        )
+    return DsparkFacts(
+        block_size=read.integer("dspark_block_size"),
+        noise_token_id=noise,
+        target_layer_ids=tuple(ids),
+        markov_rank=read.integer("dspark_markov_rank"),
+        stages=extra,
+    )
+
+
+def _check(config: DeepseekV4Config) -> None:
+    narrow = min(config.head_dim, config.index_head_dim)
+    if config.qk_rope_head_dim % 2 or config.qk_rope_head_dim > narrow:
+        raise DeepseekV4ConfigError(
+            "qk_rope_head_dim",
+            expected=f"an even number up to head_dim and index_head_dim, {narrow}",
+            found=config.qk_rope_head_dim,
+        )
+    if config.num_attention_heads % config.o_groups:
+        raise DeepseekV4ConfigError(
+            "o_groups",
+            expected=f"a divisor of num_attention_heads {config.num_attention_heads}",
+            found=config.o_groups,
+        )
+    if config.num_experts_per_tok > config.n_routed_experts:
+        raise DeepseekV4ConfigError(
+            "num_experts_per_tok",
+            expected=f"at most n_routed_experts {config.n_routed_experts}",
+            found=config.num_experts_per_tok,
+        )
