@@ -12,6 +12,7 @@ from sglang_ext.calibrate.cli import app as calibrate_app
 from sglang_ext.demo.cli import app as demo_app
 from sglang_ext.launcher.cli import launch
 from sglang_ext.lossless.cli import lossless
+from sglang_ext.planner.cli import plan
 from sglang_ext.tiny_model.cli import app as tiny_model_app
 from sglang_ext.training.cli import app as training_app
 
@@ -26,6 +27,7 @@ app.add_typer(demo_app, name="demo")
 app.add_typer(training_app, name="train-draft")
 app.add_typer(tiny_model_app, name="tiny-model")
 app.command()(launch)
+app.command()(plan)
 app.add_typer(calibrate_app, name="calibrate")
 app.command(name="lossless")(lossless)
 app.command(name="bench")(bench)

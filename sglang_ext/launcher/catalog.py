@@ -141,11 +141,28 @@ def names(folder: str) -> list[str]:
 
 @cache
 def model(name: str) -> Model:
-    """Raises ConfigError for an unknown name or a malformed file."""
+    """A model of `launch/base`, or a directory with a config.json.
+
+    Raises:
+        ConfigError: an unknown name or a malformed file.
+    """
+    directory = Path(name).parent if Path(name).name == "config.json" else Path(name)
+    if (directory / "config.json").is_file():
+        return _local_model(directory)
     path = _file("base", name, "model")
     f = Fields(load_mapping(path), str(path), ("about", "path", "config", "drafts", "source"))
     drafts = {key: _draft(key, value, path) for key, value in f.mapping("drafts", {}).items()}
     return Model(name, f.text("path"), f.mapping("config"), drafts, f.text("source"))
+
+
+def _local_model(directory: Path) -> Model:
+    config = load_mapping(directory / "config.json")
+    drafts = {}
+    if "dspark_target_layer_ids" in config:
+        gamma = int(config.get("dspark_block_size", 5))
+        drafts["dspark"] = Draft("dspark", "", gamma, {}, "in the checkpoint")
+    where = str(directory)
+    return Model(where, where, config, drafts, f"{directory / 'config.json'}")
 
 
 def _draft(algorithm: str, raw: Any, path: Path) -> Draft:

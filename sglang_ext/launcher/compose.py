@@ -119,13 +119,21 @@ def _scalar(text: str) -> FlagValue:
     return text
 
 
-def compose(preset: Preset, settings: Iterable[str] = (), extra: Iterable[str] = ()) -> Launch:
+def compose(
+    preset: Preset,
+    settings: Iterable[str] = (),
+    extra: Iterable[str] = (),
+    model: Model | None = None,
+) -> Launch:
     """Parts in order, then the preset's own flags, then `--set key=value`, then extra words.
+
+    model: the model, when it is not one of `launch/base`
 
     Raises:
         ConfigError: an unknown part, model, machine or flag; two parts that disagree.
     """
-    model, hardware = catalog.model(preset.model), catalog.hardware(preset.hardware)
+    model = model or catalog.model(preset.model)
+    hardware = catalog.hardware(preset.hardware)
     flags: dict[str, FlagValue] = {"model-path": model.path}
     env: dict[str, str] = {}
     owner: dict[str, str] = {}

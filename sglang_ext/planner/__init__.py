@@ -1,0 +1,1 @@
+"""What a layout costs and which one to use: memory, time, search; no SGLang, no torch."""

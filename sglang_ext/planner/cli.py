@@ -1,0 +1,199 @@
+"""`sglang-ext plan`: rank layouts, explain, draw, check against a bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sglang_ext.launcher import catalog
+from sglang_ext.launcher.errors import ConfigError, nearest
+from sglang_ext.planner import acceptance, report
+from sglang_ext.planner.picture import draw
+from sglang_ext.planner.search import OBJECTIVES, Answer, Objective, Question, search
+from sglang_ext.planner.search import concurrency_for as concurrency_of_rate
+from sglang_ext.planner.tables import TABLES, plot
+from sglang_ext.planner.validate import validate
+
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def plan(
+    model: Annotated[
+        str | None, typer.Option(help="A name in launch/base, or a directory with config.json.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="8xh200, 2x8xh100, cpu; or a GPU (h200) with --gpus.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, eight to a node.")] = None,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Prompt of a request.")] = 4096,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Answer of a request.")] = 1024,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second instead of --concurrency.")
+    ] = None,
+    ttft: Annotated[float | None, typer.Option(help="Limit on time to first token, ms.")] = None,
+    tpot: Annotated[float | None, typer.Option(help="Limit on time per token, ms.")] = None,
+    objective: Annotated[str, typer.Option(help=f"One of {', '.join(OBJECTIVES)}.")] = "balanced",
+    task: Annotated[str, typer.Option(help="Whose acceptance: math, code, chat, a task.")] = "chat",
+    acceptance_file: Annotated[
+        Path | None, typer.Option("--acceptance", help="Your own: YAML or JSON, `conditional`.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Layouts to print.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    preset: Annotated[
+        Path | None, typer.Option(help="Write the best as a file for `sglang-ext launch`.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the best layout (.svg).")] = None,
+    table: Annotated[
+        str | None, typer.Option(help=f"Print a published table: {', '.join(TABLES)}.")
+    ] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Plot --table.")] = None,
+    validate_file: Annotated[
+        Path | None, typer.Option("--validate", help="Bench results, JSON lines.")
+    ] = None,
+) -> None:
+    """Rank the parallel layouts of a model on a machine, without either of them.
+
+    Exits with 2 for a mistake in the question, or when nothing fits.
+
+    Example:
+
+        sglang-ext plan --model deepseek-v4-flash --hardware 8xh200 --concurrency 128 --explain
+    """
+    try:
+        if table is not None:
+            _print_table(table, as_json, plot_file)
+            return
+        if validate_file is not None:
+            _print_validation(validate_file, as_json)
+            return
+        question = Question(
+            model=catalog.model(_given(model, "--model", catalog.names("base"))),
+            hardware=_machine(hardware, gpus),
+            load=catalog.Load(input_tokens, output_tokens, concurrency),
+            objective=_objective(objective),
+            ttft=None if ttft is None else ttft / 1e3,
+            tpot=None if tpot is None else tpot / 1e3,
+            task=task,
+            curve=acceptance.from_file(acceptance_file) if acceptance_file else None,
+        )
+        if rate is not None:
+            wanted = concurrency_of_rate(question, rate)
+            question = replace(question, load=replace(question.load, concurrency=wanted))
+        _print_answer(search(question), top, explain, as_json, preset, picture)
+    except ConfigError as error:
+        _err.print(f"error: {error}", markup=False)
+        raise typer.Exit(2) from error
+
+
+def _given(value: str | None, option: str, known: list[str]) -> str:
+    if value is None:
+        raise ConfigError(
+            "plan",
+            option,
+            expected="a value",
+            found="nothing",
+            remedy=f"Known: {', '.join(known)}.",
+        )
+    return value
+
+
+def _machine(name: str | None, gpus: int | None) -> catalog.Hardware:
+    name = _given(name, "--hardware", catalog.names("gpus"))
+    if gpus is None:
+        if name in catalog.names("gpus") and name != "cpu":
+            raise ConfigError(
+                "plan",
+                "--gpus",
+                expected="a number of GPUs",
+                found="nothing",
+                remedy=f"Add --gpus, or use --hardware 8x{name}.",
+            )
+        return catalog.hardware(name)
+    if gpus < 1 or (gpus > 8 and gpus % 8):
+        raise ConfigError(
+            "plan",
+            "--gpus",
+            expected="1 to 8, or a multiple of 8",
+            found=gpus,
+            remedy="Nodes hold eight GPUs; other machines: --hardware NODESxGPUSxGPU.",
+        )
+    return catalog.hardware(f"{gpus}x{name}" if gpus <= 8 else f"{gpus // 8}x8x{name}")
+
+
+def _objective(name: str) -> Objective:
+    for known in get_args(Objective):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(
+        "plan",
+        "--objective",
+        expected=f"one of {', '.join(OBJECTIVES)}",
+        found=name,
+        remedy=nearest(name, OBJECTIVES) or "Choose one of them.",
+    )
+
+
+def _print_answer(
+    answer: Answer,
+    top: int,
+    explain: bool,
+    as_json: bool,
+    preset: Path | None,
+    picture: Path | None,
+) -> None:
+    best = answer.ranked[0]
+    if preset is not None:
+        preset.write_text(report.preset_yaml(report.preset_of(answer, best)), encoding="utf-8")
+    if picture is not None:
+        picture.write_text(draw(answer, best), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(report.as_json(answer, top), indent=1))
+        return
+    console = Console(width=None if Console().is_terminal else 140, highlight=False)
+    console.print(report.table_of(answer, top))
+    console.print(f"all times {best.basis}; memory derived", markup=False)
+    if explain:
+        for line in report.explanation(answer):
+            typer.echo(line)
+
+
+def _print_table(name: str, as_json: bool, plot_file: Path | None) -> None:
+    if name not in TABLES:
+        raise ConfigError(
+            "plan",
+            "--table",
+            expected=f"one of {', '.join(TABLES)}",
+            found=name,
+            remedy=nearest(name, TABLES) or "Choose one of them.",
+        )
+    found = TABLES[name]()
+    if plot_file is not None:
+        plot(name, plot_file)
+    if as_json:
+        typer.echo(json.dumps(found.records, indent=1))
+        return
+    shown = Table(*found.columns, title=found.title)
+    for row in found.rows:
+        shown.add_row(*row)
+    Console(width=120, highlight=False).print(shown)
+
+
+def _print_validation(path: Path, as_json: bool) -> None:
+    found = validate(path)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+        return
+    shown = Table("region", "metric", "points", "median error", "p90 error")
+    for r in found.regions:
+        shown.add_row(r.name, r.metric, str(r.points), f"{r.median:.1%}", f"{r.p90:.1%}")
+    console = Console(width=120, highlight=False)
+    console.print(shown)
+    console.print(f"layout pairs ranked right: {found.ranked_right} of {found.pairs}")

@@ -1,0 +1,83 @@
+"""Sizes of a draft: its weights, its KV per token, and what one round of drafting reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_ext.launcher.catalog import Draft
+from sglang_ext.planner.shape import BF16, V4_ENTRY, Shape
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """A draft beside a target.
+
+    gamma: tokens drafted per round; shared, routed: bytes of weights outside and inside experts
+    kv_token, kv_request: bytes per token, and per request whatever its length
+    row_params: parameters that one drafted row passes through
+    serial: bytes read at each of the gamma steps of the Markov loop
+    experts, top_k: of its mixture layers, 0 without
+    """
+
+    gamma: int
+    shared: float
+    routed: float
+    kv_token: float
+    kv_shards: int
+    kv_request: float
+    row_params: float
+    serial: float
+    experts: int = 0
+    top_k: int = 0
+
+
+def read_draft(draft: Draft, target: Mapping[str, Any], shape: Shape) -> DraftShape:
+    """The sizes of a model's own draft (in its checkpoint) or of a dense one."""
+    return _in_checkpoint(draft, target, shape) if not draft.config else _dense(draft, shape)
+
+
+def _in_checkpoint(draft: Draft, target: Mapping[str, Any], shape: Shape) -> DraftShape:
+    stages = len(target["dspark_target_layer_ids"])
+    rank = target["dspark_markov_rank"]
+    window = next((k for k in shape.kinds if k.name == "window"), shape.kinds[0])
+    markov = 2.0 * shape.vocab * rank * BF16
+    shared = stages * (window.params + shape.shared_params) * shape.linear
+    shared += stages * shape.hidden * shape.hidden * shape.linear + markov
+    routed = stages * shape.experts * shape.expert_params * shape.expert
+    row = window.params + shape.shared_params + shape.top_k * shape.expert_params
+    return DraftShape(
+        gamma=draft.gamma,
+        shared=shared,
+        routed=routed,
+        kv_token=0.0,
+        kv_shards=1,
+        kv_request=stages * target["sliding_window"] * V4_ENTRY,
+        row_params=stages * row,
+        serial=shape.vocab * rank * BF16,
+        experts=shape.experts,
+        top_k=shape.top_k,
+    )
+
+
+def _dense(draft: Draft, shape: Shape) -> DraftShape:
+    config = draft.config
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    kv, heads = config["num_key_value_heads"], config["num_attention_heads"]
+    layer = hidden * dim * (2 * heads + 2 * kv) + 3.0 * hidden * config["intermediate_size"]
+    ids = config.get("target_layer_ids") or config.get("dflash_config", {})["target_layer_ids"]
+    vocab = config.get("draft_vocab_size") or config["vocab_size"]
+    rank = config.get("markov_rank", 0)
+    row = layers * layer + len(ids) * hidden * hidden
+    return DraftShape(
+        gamma=draft.gamma,
+        shared=(row + (config["vocab_size"] + vocab) * rank) * BF16,
+        routed=0.0,
+        kv_token=layers * 2 * kv * dim * BF16,
+        kv_shards=kv,
+        kv_request=0.0,
+        row_params=row,
+        serial=vocab * rank * BF16,
+    )

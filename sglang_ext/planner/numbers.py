@@ -1,0 +1,52 @@
+"""Where a number comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Basis = Literal["measured", "derived", "assumed"]
+_ORDER: tuple[Basis, ...] = ("measured", "derived", "assumed")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with its unit and basis: `measured` somewhere, `derived` from facts, `assumed`."""
+
+    value: float
+    unit: str
+    basis: Basis
+
+    def __str__(self) -> str:
+        return f"{self.value:,.4g} {self.unit} ({self.basis})"
+
+
+def weakest(*bases: Basis) -> Basis:
+    """A number is worth no more than the worst it was made from."""
+    return max(bases, key=_ORDER.index)
+
+
+# What the time model takes for granted; a bench through `--validate` says how far off it is.
+@dataclass(frozen=True)
+class Assumptions:
+    """Shares of peak rates that kernels reach, and fixed times in seconds.
+
+    memory, compute: share of HBM bandwidth and of FLOP per second; link: of NVLink and NIC
+    dispatch: share of NVLink that DeepEP's low-latency kernels reach
+    local, remote: start of one collective inside a node, across nodes; step: host time per step
+    """
+
+    memory: float = 0.8
+    compute: float = 0.6
+    link: float = 0.8
+    dispatch: float = 0.5
+    local: float = 8e-6
+    remote: float = 25e-6
+    step: float = 0.5e-3
+
+    def basis_of(self, name: str) -> Basis:
+        # DeepEP reports 98 GB/s in low-latency dispatch over H800's 200 GB/s NVLink (EP8).
+        return "derived" if name == "dispatch" else "assumed"
+
+
+DEFAULT = Assumptions()

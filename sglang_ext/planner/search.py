@@ -1,0 +1,301 @@
+"""Every legal layout of a model on a machine, predicted and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from sglang_ext.launcher.catalog import POINTS, Hardware, Load
+from sglang_ext.launcher.catalog import Model as Checkpoint
+from sglang_ext.launcher.errors import ConfigError
+from sglang_ext.planner.acceptance import Curve, published
+from sglang_ext.planner.cost import Model, Round
+from sglang_ext.planner.draft import DraftShape, read_draft
+from sglang_ext.planner.layout import Layout, candidates, compose_layout
+from sglang_ext.planner.memory import GB, Memory, largest_that_fits, memory_of
+from sglang_ext.planner.numbers import DEFAULT, Assumptions, Basis, weakest
+from sglang_ext.planner.shape import Shape, read_shape
+
+Objective = Literal["low-latency", "balanced", "max-throughput", "long-context"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+assert POINTS == OBJECTIVES
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for.
+
+    ttft, tpot: limits in seconds, or None; task: whose acceptance; curve: a user's own instead
+    long_context: also try context parallelism
+    """
+
+    model: Checkpoint
+    hardware: Hardware
+    load: Load
+    objective: Objective = "balanced"
+    ttft: float | None = None
+    tpot: float | None = None
+    task: str = "chat"
+    curve: Curve | None = None
+    assumptions: Assumptions = DEFAULT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One layout with its predictions: seconds, tokens per second over all GPUs, bytes per rank.
+
+    drafts: rows verified beside the anchor at this load; advance: tokens committed per round
+    """
+
+    layout: Layout
+    memory: Memory
+    cost: Model
+    round: Round
+    curve: Curve | None
+    drafts: int
+    advance: float
+    ttft: float
+    tpot: float
+    throughput: float
+    misses: tuple[str, ...] = ()
+
+    @property
+    def basis(self) -> Basis:
+        """Of every predicted time: kernels' shares of peak are assumed."""
+        return weakest("assumed", *([self.curve.basis] if self.curve else []))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """ranked: plans that fit, best first; refused: layout -> why not"""
+
+    question: Question
+    shape: Shape
+    ranked: list[Plan]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def search(question: Question) -> Answer:
+    """Ranks all layouts.
+
+    Raises:
+        ConfigError: nothing fits; names the largest request and concurrency that do.
+    """
+    shape = read_shape(question.model.config, question.model.name)
+    _within_the_model(question, shape)
+    answer = Answer(question, shape, [])
+    too_large: list[Layout] = []
+    long_context = question.objective == "long-context"
+    tried = candidates(question.model, question.hardware, shape.experts, long_context=long_context)
+    for layout in tried:
+        launch, broken = compose_layout(
+            layout, question.model, question.hardware, question.load.concurrency
+        )
+        if launch is None:
+            answer.refused[layout.name] = broken[0]
+            continue
+        plan = predict(question, shape, layout)
+        if not plan.memory.fits:
+            too_large.append(layout)
+            answer.refused[layout.name] = "does not fit in memory"
+            continue
+        answer.ranked.append(plan)
+    if not answer.ranked:
+        raise _nothing_fits(question, shape, too_large, answer.refused)
+    answer.ranked.sort(key=lambda plan: _order(question, plan))
+    return answer
+
+
+def _within_the_model(question: Question, shape: Shape) -> None:
+    length = question.load.input_tokens + question.load.output_tokens
+    if length > shape.longest:
+        raise ConfigError(
+            question.model.name,
+            "--input-tokens + --output-tokens",
+            expected=f"at most the model's {shape.longest} positions",
+            found=length,
+            remedy="Shorten the request.",
+        )
+
+
+def _nothing_fits(
+    question: Question, shape: Shape, too_large: Iterable[Layout], refused: dict[str, str]
+) -> ConfigError:
+    best_tokens, best_concurrency = 0, 0
+    for layout in too_large:
+        draft = _draft_of(question, shape, layout)
+        largest = largest_that_fits(shape, draft, layout, question.hardware, question.load)
+        best_tokens = max(best_tokens, largest.tokens)
+        best_concurrency = max(best_concurrency, largest.concurrency)
+    load = question.load
+    found = f"{load.concurrency} requests of {load.input_tokens + load.output_tokens} tokens"
+    if not best_tokens and not best_concurrency:
+        remedy = f"No request fits: {_why_nothing(question, shape, too_large, refused)}"
+    else:
+        remedy = (
+            f"At this concurrency requests of {best_tokens} tokens fit; of this length, "
+            f"{best_concurrency} requests do."
+        )
+    return ConfigError(
+        question.model.name,
+        "memory",
+        expected=f"a load that fits {question.hardware.name}",
+        found=found,
+        remedy=remedy,
+    )
+
+
+def _why_nothing(
+    question: Question, shape: Shape, too_large: Iterable[Layout], refused: dict[str, str]
+) -> str:
+    """The smallest share of weights among what is too large, else the commonest refusal."""
+    load = replace(question.load, concurrency=1)
+    held = [
+        memory_of(shape, _draft_of(question, shape, a), a, question.hardware, load)
+        for a in too_large
+    ]
+    if held:
+        least = min(held, key=lambda m: m.total)
+        weights, reserve = sum(least.weights.values()), sum(least.reserve.values())
+        return (
+            f"weights take {weights / GB:.0f} GiB per rank and the runtime {reserve / GB:.0f}, of "
+            f"{least.capacity / GB:.0f}. Use more or larger GPUs."
+        )
+    reasons = list(refused.values())
+    return max(set(reasons), key=reasons.count)
+
+
+def _draft_of(question: Question, shape: Shape, layout: Layout) -> DraftShape | None:
+    if not layout.algorithm:
+        return None
+    draft = question.model.drafts[layout.algorithm]
+    return read_draft(draft, question.model.config, shape)
+
+
+def predict(question: Question, shape: Shape, layout: Layout) -> Plan:
+    """The predictions of one layout; its drafts per round are chosen for this load."""
+    draft = _draft_of(question, shape, layout)
+    cost = Model(shape, draft, layout, question.hardware, question.assumptions)
+    load = question.load
+    context = load.input_tokens + load.output_tokens / 2
+    requests = layout.requests_per_group(load.concurrency)
+    curve = None
+    if layout.algorithm:
+        curve = question.curve or published(
+            question.model.name, layout.algorithm, question.task, layout.gamma
+        )
+    drafts = best_drafts(cost, curve, requests, context)
+    advance = curve.advance(drafts) if curve else 1.0
+    one_round = cost.round(requests, drafts, context)
+    prefill = cost.prefill(load.input_tokens)
+    # A group reads prompts between rounds; each request brings one prompt and its output.
+    per_request = prefill + load.output_tokens * one_round.total / (advance * requests)
+    busy = min(load.concurrency, layout.groups)
+    throughput = busy * load.output_tokens / per_request
+    plan = Plan(
+        layout=layout,
+        memory=memory_of(shape, draft, layout, question.hardware, load),
+        cost=cost,
+        round=one_round,
+        curve=curve,
+        drafts=drafts,
+        advance=advance,
+        ttft=prefill,
+        tpot=load.concurrency / throughput,
+        throughput=throughput,
+    )
+    return replace(plan, misses=_misses(question, plan))
+
+
+def _misses(question: Question, plan: Plan) -> tuple[str, ...]:
+    limits = (("TTFT", question.ttft, plan.ttft), ("TPOT", question.tpot, plan.tpot))
+    return tuple(
+        f"{name} {found * 1e3:.1f} ms > {limit * 1e3:.1f} ms"
+        for name, limit, found in limits
+        if limit is not None and found > limit
+    )
+
+
+def _order(question: Question, plan: Plan) -> tuple[float, ...]:
+    """Plans inside the limits first; simpler layouts win ties."""
+    complexity = len(plan.layout.parts())
+    values = {
+        "low-latency": plan.tpot,
+        "balanced": -plan.throughput,
+        "max-throughput": -plan.throughput,
+        "long-context": plan.ttft + question.load.output_tokens * plan.tpot,
+    }
+    return (len(plan.misses), values[question.objective], complexity)
+
+
+def best_drafts(cost: Model, curve: Curve | None, requests: int, context: float) -> int:
+    """The verify budget: drafts per request with the most tokens per second, 0 when none pays."""
+    if curve is None:
+        return 0
+
+    def speed(drafts: int) -> float:
+        return curve.advance(drafts) / cost.round(requests, drafts, context).total
+
+    return max(range(cost.layout.gamma + 1), key=lambda drafts: (speed(drafts), -drafts))
+
+
+def budgets(plan: Plan, context: float) -> dict[int, int]:
+    """Batch per attention group -> verify budget."""
+    return {b: best_drafts(plan.cost, plan.curve, b, context) for b in BATCHES}
+
+
+def drafting_loses_beyond(plan: Plan, context: float, most: int = 4096) -> int | None:
+    """The largest batch per group at which any draft pays; None when it pays up to `most`."""
+    if plan.curve is None:
+        return None
+    if best_drafts(plan.cost, plan.curve, 1, context) == 0:
+        return 0
+    low, high = 1, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if best_drafts(plan.cost, plan.curve, middle, context):
+            low = middle
+        else:
+            high = middle
+    return low if low < most else None
+
+
+def overlap_pays_from(plan: Plan, context: float, most: int = 4096) -> int | None:
+    """The smallest batch per group at which two-batch overlap is faster; None when at none."""
+    for b in range(2, 64):
+        if _overlap_gains(plan, b, context):
+            return b
+    return next((b for b in range(64, most + 1, 16) if _overlap_gains(plan, b, context)), None)
+
+
+def _overlap_gains(plan: Plan, requests: int, context: float) -> bool:
+    together = plan.cost.round(requests, plan.drafts, context, tbo=True).total
+    return together < plan.cost.round(requests, plan.drafts, context, tbo=False).total
+
+
+def concurrency_for(question: Question, rate: float) -> int:
+    """The fewest requests at a time that finish `rate` requests per second.
+
+    Raises:
+        ConfigError: no layout keeps up; names the highest rate.
+    """
+    best = 0.0
+    for concurrency in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048):
+        asked = replace(question, load=replace(question.load, concurrency=concurrency))
+        try:
+            plan = search(asked).ranked[0]
+        except ConfigError:
+            break
+        reached = plan.throughput / question.load.output_tokens
+        best = max(best, reached)
+        if reached >= rate:
+            return concurrency
+    raise ConfigError(
+        question.model.name,
+        "--rate",
+        expected=f"at most {best:.2f} requests per second",
+        found=rate,
+        remedy="Use more GPUs, or a lower rate.",
+    )
