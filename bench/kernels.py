@@ -96,11 +96,49 @@ def nsa() -> None:
         op.native_sparse_attention_triton(q, keys, gates, _long(TOKENS), spec, 192**-0.5)
 
 
+def compress() -> None:
+    """CSA and HCA entries of 512 and index keys of 128."""
+    from sglang_ext.kernels.compress import triton as op
+
+    for ratio, series, dim in ((4, 2, 512), (128, 1, 512), (4, 2, 128)):
+        raw, members = _wide(4096, 2 * series * dim), _long(TOKENS, series * ratio)
+        angles = (_wide(TOKENS, 32), _wide(TOKENS, 32))
+        op.compress_blocks_triton(raw, members, _meta(dim), 1e-6, *angles, ratio)
+
+
+def indexer() -> None:
+    """64 index heads of 128 over 8192 entries, top 512."""
+    from sglang_ext.kernels.indexer import triton as op
+
+    for dtype in (torch.bfloat16, torch.float32):
+        q, pool = _meta(4, 25, 64, 128, dtype=dtype), _meta(65536, 128, dtype=dtype)
+        op.index_scores_triton(q, _wide(4, 25, 64), pool, _long(4, 8192), _long(4, 25))
+
+
+def sparse_attention() -> None:
+    """Flash (window of 128, 512 entries, sink) and V3.2 (2048 of 576, values of 512)."""
+    from sglang_ext.kernels.sparse_attention import Rows
+    from sglang_ext.kernels.sparse_attention import triton as op
+
+    for dtype in (torch.bfloat16, torch.float32):
+        pool = _meta(65536, 512, dtype=dtype)
+        sources = (Rows(pool, _long(TOKENS, 128)), Rows(pool, _long(TOKENS, 512)))
+        q, sink = _meta(TOKENS, 64, 512, dtype=dtype), _wide(64)
+        op.sparse_attention_triton(q, sources, sink, 512**-0.5, 512)
+        wide = Rows(_meta(65536, 576, dtype=dtype), _long(TOKENS, 2048))
+        op.sparse_attention_triton(
+            _meta(TOKENS, 128, 576, dtype=dtype), (wide,), None, 192**-0.5, 512
+        )
+
+
 OPS: dict[str, Callable[[], None]] = {
     "hyper_connection": hyper_connection,
     "router": router,
     "quant": quant,
     "grouped_output": grouped_output,
+    "compress": compress,
+    "indexer": indexer,
+    "sparse_attention": sparse_attention,
     "nsa": nsa,
 }
 

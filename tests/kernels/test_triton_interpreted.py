@@ -21,6 +21,7 @@ FILES = (
     "test_quant.py",
     "test_grouped_output.py",
     "test_nsa.py",
+    "test_v4_implementations.py",
 )
 
 

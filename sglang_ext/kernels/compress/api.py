@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sglang_ext.core.compress import raw_width, series_of
+from sglang_ext.kernels.choice import runs_triton
 from sglang_ext.kernels.compress.torch_compress import compress_blocks_torch
 
 
@@ -17,6 +18,7 @@ def compress_blocks(
     sin: Tensor,
     *,
     ratio: int,
+    implementation: str = "auto",
 ) -> Tensor:
     """entry[b] = R(first position) RMSNorm(sum over members of softmax(gate) * kv).
 
@@ -31,19 +33,29 @@ def compress_blocks(
         eps: of the norm.
         cos, sin: [blocks, rope / 2], at the blocks' first positions.
         ratio: 4 or 128.
+        implementation: auto, torch or triton.
 
     Returns:
         [blocks, dim] float32.
 
     Raises:
-        ValueError: shapes that contradict each other, with expected and found.
+        ValueError: shapes that contradict each other, with expected and found; an
+            implementation that cannot run.
     """
     dim, blocks, series = weight.shape[0], members.shape[0], series_of(ratio)
     _expect("raw", raw, (raw.shape[0], raw_width(ratio, dim)))
     _expect("members", members, (blocks, series * ratio))
     _expect("cos", cos, (blocks, cos.shape[1]))
     _expect("sin", sin, tuple(cos.shape))
-    return compress_blocks_torch(raw, members, weight, eps, cos, sin, ratio)
+    # Pairs of an odd dim do not line up in memory; no model has one.
+    if dim % 2 or not runs_triton("compress_blocks", implementation, raw.device):
+        return compress_blocks_torch(raw, members, weight, eps, cos, sin, ratio)
+    from sglang_ext.kernels.compress.triton import compress_blocks_triton
+
+    raw, members, weight = raw.contiguous(), members.contiguous(), weight.contiguous()
+    return compress_blocks_triton(
+        raw, members, weight, eps, cos.contiguous(), sin.contiguous(), ratio
+    )
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sglang_ext.kernels.choice import runs_triton
 from sglang_ext.kernels.sparse_attention.rows import Rows
 from sglang_ext.kernels.sparse_attention.torch_sparse import sparse_attention_torch
 
@@ -15,6 +16,7 @@ def sparse_attention(
     sink: Tensor | None,
     scale: float,
     value_dim: int,
+    implementation: str = "auto",
 ) -> Tensor:
     """out[n, h] = sum_j softmax_j(q[n, h] . k[n, j] * scale, sink[h]) k[n, j, :value_dim].
 
@@ -28,12 +30,14 @@ def sparse_attention(
         sink: [heads] float32, or None.
         scale: on the products.
         value_dim: leading dimensions of a row that are its value.
+        implementation: auto, torch or triton.
 
     Returns:
         [queries, heads, value_dim] in the dtype of q, computed in float32.
 
     Raises:
-        ValueError: shapes that contradict each other, with expected and found.
+        ValueError: shapes that contradict each other, with expected and found; an
+            implementation that cannot run.
     """
     queries, heads, dim = q.shape
     for number, source in enumerate(sources):
@@ -41,12 +45,17 @@ def sparse_attention(
         _expect(f"sources[{number}].index", source.index, (queries, source.index.shape[1]))
     if sink is not None:
         _expect("sink", sink, (heads,))
-    if not sources or not 1 <= value_dim <= dim:
+    if len(sources) not in (1, 2) or not 1 <= value_dim <= dim:
         raise ValueError(
-            f"sparse_attention: expected a source and value_dim 1 to {dim}, found {len(sources)} "
-            f"and {value_dim}"
+            f"sparse_attention: expected one or two sources and value_dim 1 to {dim}, found "
+            f"{len(sources)} and {value_dim}"
         )
-    return sparse_attention_torch(q, sources, sink, scale, value_dim)
+    if not runs_triton("sparse_attention", implementation, q.device):
+        return sparse_attention_torch(q, sources, sink, scale, value_dim)
+    from sglang_ext.kernels.sparse_attention.triton import sparse_attention_triton
+
+    sources = tuple(Rows(s.pool.contiguous(), s.index.contiguous()) for s in sources)
+    return sparse_attention_triton(q.contiguous(), sources, sink, scale, value_dim)
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
