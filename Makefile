@@ -7,11 +7,12 @@ STAMP := $(VENV)/.sglang-ext-installed
 ARGS ?=
 TIERS ?= tests
 
-.PHONY: help venv demo test test-unit lint bench clean
+.PHONY: help venv demo test test-matrix test-unit lint bench clean
 
 help:
 	@echo "make demo [ARGS=--once]   serve the built-in model with DSPARK and talk to it"
 	@echo "make test [TIERS=tests/unit]  lint, types and tests"
+	@echo "make test-matrix          every parallel layout with every algorithm (half an hour)"
 	@echo "make lint                 ruff and mypy"
 	@echo "make bench                the speed table of the README"
 	@echo "VENV=/path/to/venv keeps the environment elsewhere."
@@ -34,6 +35,9 @@ lint: venv
 
 test: lint
 	$(PY) -m pytest $(TIERS)
+
+test-matrix: venv
+	SGLANG_EXT_TEST_MATRIX=1 $(PY) -m pytest tests/e2e/test_layouts.py
 
 test-unit: venv
 	$(PY) -m pytest tests/unit

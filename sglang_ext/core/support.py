@@ -74,12 +74,15 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("tp2", _flags("--tp-size 2")),
     Layout("tp2 dense", _flags("--tp-size 2"), model="dense", covered=False),
     Layout("dp2 replicas", _flags("--dp-size 2"), covered=False),
-    Layout("dp2 attention", _flags(_DP2)),
+    Layout("dp2 attention", _flags(_DP2), covered=False),
     Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2")),
     Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), covered=False),
     Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), shows=_SENT),
     Layout(
-        "ep2 deepep low_latency", _flags(f"{_DP2} {_DEEPEP} --deepep-mode low_latency"), shows=_LOW
+        "ep2 deepep low_latency",
+        _flags(f"{_DP2} {_DEEPEP} --deepep-mode low_latency --chunked-prefill-size 256"),
+        shows=_LOW,
+        covered=False,
     ),
     Layout("ep2 deepep auto", _flags(f"{_DP2} {_DEEPEP}"), shows=_SENT + _LOW, covered=False),
     Layout(
@@ -99,6 +102,7 @@ LAYOUTS: tuple[Layout, ...] = (
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} interleave"),
         model="dense",
         shows=("interleave CP prefill",),
+        covered=False,
     ),
     Layout(
         "cp2 zigzag ep2 deepep",
@@ -120,7 +124,12 @@ LAYOUTS: tuple[Layout, ...] = (
         _flags(f"{_DP2} --ep-size 2 --ep-dispatch-algorithm dynamic {_EPLB}"),
         covered=False,
     ),
-    Layout("tp4 dp2 ep4 deepep", _flags(f"--tp-size 4 --attn-dp-size 2 {_NORMAL}"), shows=_SENT),
+    Layout(
+        "tp4 dp2 ep4 deepep",
+        _flags(f"--tp-size 4 --attn-dp-size 2 {_NORMAL}"),
+        shows=_SENT,
+        covered=False,
+    ),
     Layout(
         "tp4 cp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
@@ -138,7 +147,7 @@ LAYOUTS: tuple[Layout, ...] = (
 # Speculation that the short test run includes, one or two per kind of layout.
 COVERED_SPECULATION = (
     ("dp2 attention", DFLASH),
-    ("ep2 deepep normal", DSPARK),
+    ("ep2 deepep low_latency", DSPARK),
     ("cp2 interleave", DSPARK),
     ("tp4 dp2 ep4 deepep", DSPARK),
 )

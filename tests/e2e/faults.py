@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.e2e.layout_faults import LAYOUT_FAULTS
+
 VARIABLE = "SGLANG_EXT_TEST_FAULT"
 
 
@@ -155,4 +157,4 @@ FAULTS: dict[str, Callable[[], None]] = {
 def plant(name: str | None) -> None:
     """Put the fault `name` into this process; None or "" plants nothing."""
     if name:
-        FAULTS[name]()
+        (FAULTS | LAYOUT_FAULTS)[name]()

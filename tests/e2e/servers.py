@@ -188,8 +188,9 @@ class ServerPool:
     def next_port(self) -> int:
         """A port nobody listens on; another test run may share the range."""
         for _ in range(PORTS):
-            # SGLang derives further ports from this one; ten apart keeps neighbours out of reach.
-            port = FIRST_PORT + self._count * 10 % PORTS
+            # SGLang derives further ports from this one, more of them with more DP ranks; 20 apart
+            # keeps neighbours out of reach.
+            port = FIRST_PORT + self._count * 20 % PORTS
             self._count += 1
             if _is_free(port):
                 return port

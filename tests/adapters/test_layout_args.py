@@ -1,0 +1,110 @@
+"""Layouts that cannot be exact are refused while arguments are read, in the words of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_ext.core.support import LAYOUTS, NONE, REFUSALS, verdict
+from sglang_ext.srt.parallel.layout_args import LayoutError
+from tests.tiny import make_draft, make_target
+
+DP2 = ("--tp-size", "2", "--attn-dp-size", "2")
+DEEPEP = ("--moe-a2a-backend", "deepep")
+CP2 = ("--tp-size", "2", "--attn-cp-size", "2", "--enable-prefill-cp", "--cp-strategy", "zigzag")
+
+# refusal -> flags that meet it
+MEETS: dict[str, tuple[str, ...]] = {
+    "two-batch without exchange": (*DP2, "--enable-two-batch-overlap"),
+    "two-batch with cp": (*CP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
+    "single-batch": (*DP2, *DEEPEP, "--enable-single-batch-overlap"),
+    "eplb with low latency": (*DP2, *DEEPEP, "--enable-eplb"),
+    "exchange": (*DP2, "--moe-a2a-backend", "mooncake"),
+    "cp backend": (*CP2, "--attention-backend", "torch_native"),
+    "decode cp": ("--tp-size", "2", "--dcp-size", "2"),
+    "moe dp": ("--tp-size", "2", "--moe-dp-size", "2"),
+}
+WITH_DRAFT: dict[str, tuple[str, ...]] = {
+    "two-batch with speculation": (
+        *DP2,
+        *DEEPEP,
+        "--deepep-mode",
+        "normal",
+        "--enable-two-batch-overlap",
+    ),
+    "pipeline with speculation": ("--pp-size", "2"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("layouts")
+    target = make_target(folder / "target", "qwen3_moe")
+    return target, make_draft(folder / "draft", "DSPARK", target)
+
+
+def _resolve(target: Path, *flags: str) -> Any:
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+
+    load_plugins()
+    args = prepare_server_args(["--model-path", str(target), *flags])
+    args.resolve_once()
+    return args
+
+
+def _drafting(draft: Path) -> tuple[str, ...]:
+    return ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path", str(draft))
+
+
+def test_every_refusal_is_tried() -> None:
+    assert MEETS.keys() | WITH_DRAFT.keys() == REFUSALS.keys()
+
+
+@pytest.mark.parametrize("name", MEETS)
+def test_refused(models: tuple[Path, Path], name: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        _resolve(models[0], *MEETS[name])
+    for words in (REFUSALS[name].flag, "expected", "found", REFUSALS[name].remedy):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize("name", WITH_DRAFT)
+def test_refused_with_speculation(models: tuple[Path, Path], name: str) -> None:
+    target, draft = models
+    with pytest.raises(ValueError, match=REFUSALS[name].flag) as error:
+        _resolve(target, *WITH_DRAFT[name], *_drafting(draft))
+    assert "expected" in str(error.value)
+
+
+@pytest.mark.parametrize("where", LAYOUTS, ids=lambda x: x.name)
+def test_every_layout_of_the_table_resolves(models: tuple[Path, Path], where: Any) -> None:
+    target, draft = models
+    _resolve(target, *where.flags)
+    if verdict(where, "DSPARK", "short").yes:
+        _resolve(target, *where.flags, *_drafting(draft))
+    else:
+        with pytest.raises(ValueError, match="expected"):
+            _resolve(target, *where.flags, *_drafting(draft))
+    assert verdict(where, NONE, "short").yes
+
+
+def test_the_limit_of_low_latency_exchange(models: tuple[Path, Path], monkeypatch: Any) -> None:
+    target, draft = models
+    auto = (*DP2, *DEEPEP, "--chunked-prefill-size", "64")
+    # 128 rows a rank, one row a request, two ranks.
+    assert _resolve(target, *auto).resolved_dict()["max_running_requests"] == 256
+    # Gamma 4: five rows a request.
+    drafting = _resolve(target, *auto, *_drafting(draft))
+    assert drafting.resolved_dict()["max_running_requests"] == 128 // 5 * 2
+    with pytest.raises(LayoutError, match=r"at most 256 .* found 257"):
+        _resolve(target, *auto, "--max-running-requests", "257")
+    with pytest.raises(LayoutError, match=r"--chunked-prefill-size: .* 1 to 256 .* found 8192"):
+        _resolve(
+            target, *DP2, *DEEPEP, "--deepep-mode", "low_latency", "--chunked-prefill-size", "8192"
+        )
+    monkeypatch.setenv("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "4")
+    with pytest.raises(LayoutError, match="at most 0"):
+        _resolve(target, *auto, *_drafting(draft))

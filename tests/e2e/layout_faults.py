@@ -1,0 +1,55 @@
+"""Faults of parallel layouts, planted like those of `faults`: each must change an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def _combine_without_other_ranks() -> None:
+    """What the experts of other ranks computed never comes back."""
+    from sglang_ext.srt.parallel.expert_exchange import ExpertExchange
+
+    original = ExpertExchange._return
+
+    def faulty(self: Any, outputs: Tensor, journey: Any) -> Tensor:
+        first = sum(journey.received[: self.experts.rank])
+        mine = slice(first, first + journey.received[self.experts.rank])
+        kept = outputs.new_zeros(outputs.shape)
+        kept[mine] = outputs[mine]
+        return original(self, kept, journey)
+
+    ExpertExchange._return = faulty  # type: ignore[method-assign]
+
+
+def _expert_weights_stay() -> None:
+    """The map of experts changes and their weights do not move."""
+    from sglang.srt.eplb import expert_location_updater
+
+    expert_location_updater._update_expert_weights = lambda **_: {}
+
+
+def _cp_mask_shifted() -> None:
+    """Under context parallelism every row sees one key too few."""
+    from sglang_ext.srt.attention import portable
+    from sglang_ext.srt.parallel import context
+
+    def faulty(batch: Any) -> Any:
+        local = context.local_rows(batch)
+        if local is None:
+            return None
+        least = [(rows - 1) * local.stride + 1 for rows in local.rows]
+        keys = [max(k - 1, n) for k, n in zip(local.keys, least, strict=True)]
+        return dataclasses.replace(local, keys=keys)
+
+    portable.local_rows = faulty
+
+
+LAYOUT_FAULTS: dict[str, Callable[[], None]] = {
+    "combine without other ranks": _combine_without_other_ranks,
+    "expert weights stay": _expert_weights_stay,
+    "CP mask shifted": _cp_mask_shifted,
+}

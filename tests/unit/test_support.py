@@ -1,0 +1,54 @@
+"""The support matrix, its document and its tests say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_ext.core.support import (
+    ALGORITHMS,
+    COVERED_SPECULATION,
+    LAYOUTS,
+    NONE,
+    WORKLOADS,
+    layout,
+    verdict,
+)
+from sglang_ext.core.support_table import with_tables
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "layouts.md"
+
+
+def test_the_document_holds_the_tables() -> None:
+    text = DOCUMENT.read_text()
+    assert with_tables(text) == text, "run python -m sglang_ext.core.support_table docs/layouts.md"
+
+
+def test_names_are_unique_and_found() -> None:
+    names = [one.name for one in LAYOUTS]
+    assert len(set(names)) == len(names)
+    assert all(layout(name).name == name for name in names)
+    with pytest.raises(KeyError, match="tp2"):
+        layout("tp3")
+
+
+def test_every_cell_has_a_verdict_and_refusals_have_reasons() -> None:
+    for one in LAYOUTS:
+        for algorithm in ALGORITHMS:
+            for workload in WORKLOADS:
+                found = verdict(one, algorithm, workload)
+                assert found.yes is (found.reason == "")
+        assert verdict(one, NONE, "short").yes
+
+
+def test_what_the_short_run_covers_runs() -> None:
+    for name, algorithm in COVERED_SPECULATION:
+        assert verdict(layout(name), algorithm, "short").yes
+
+
+def test_sizes_are_read_from_the_flags() -> None:
+    one = layout("tp4 dp2 cp2 ep4 deepep")
+    assert (one.ranks, one.attention_dp, one.size("--attn-cp-size")) == (4, 2, 2)
+    assert layout("pp2 dp2").ranks == 4
+    assert layout("dp2 replicas").ranks == 2
