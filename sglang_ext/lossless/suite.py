@@ -108,8 +108,10 @@ def run(
     counted = _Counted(opened)
     if reference.outcome.state is State.PASS:
         outcomes += drive(_checks(asked, plan, reference), counted, report)
-    with opened(Side.SPEC) as spec:
-        spec_facts = spec.facts
+    spec_facts = counted.facts.get(Side.SPEC)
+    if spec_facts is None:
+        with opened(Side.SPEC) as spec:
+            spec_facts = spec.facts
     if base_facts.model != spec_facts.model:
         notes.append(f"the servers name different models: {base_facts.model}, {spec_facts.model}")
     outcomes += counted.coverage()
@@ -203,16 +205,17 @@ def _taken(base: Endpoint, prompt: Prompt, tokens: int) -> Prompt | None:
 
 
 class _Counted:
-    """Passes endpoints through and keeps what they say about their drafts."""
+    """Passes endpoints through and keeps what they say about themselves and their drafts."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self.drafts: dict[Side, Drafts | None] = {Side.BASE: None, Side.SPEC: None}
+        self.facts: dict[Side, Facts] = {}
 
     @contextmanager
     def __call__(self, side: Side) -> Iterator[Endpoint]:
         with self._opened(side) as endpoint:
-            before = endpoint.drafts or Drafts()
+            self.facts[side], before = endpoint.facts, endpoint.drafts or Drafts()
             yield endpoint
             if (now := endpoint.drafts) is not None:
                 grown = Drafts(now.rounds - before.rounds, now.accepted - before.accepted)

@@ -1,0 +1,205 @@
+"""`sglang-ext lossless` as a user meets it: verdicts, exit codes, reports, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sglang_ext.cli import app
+from tests.unit.fake_openai import Change, FakeServer
+
+QUICK = ("--sets", "code,math", "--limit", "6", "--tokens", "12", "--concurrency", "1,4")
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+def _run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["lossless", *map(str, args)], env={"COLUMNS": "200"})
+
+
+def _check(base: FakeServer, change: Change, folder: Path, *args: object) -> tuple[int, dict]:
+    """(exit code, JSON) of a run against a server that changes the law."""
+    out = folder / "out.json"
+    with FakeServer(change) as spec:
+        result = _run("--base", base.url, "--spec", spec.url, "--json", out, *QUICK, *args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, json.loads(out.read_text())
+
+
+def _state(found: dict, name: str) -> str:
+    return next(o["state"] for o in found["outcomes"] if o["name"] == name)
+
+
+def test_equal_servers(base: FakeServer, tmp_path: Path) -> None:
+    code, found = _check(base, lambda _, logits: logits, tmp_path, "--samples", 100)
+    assert code == 0, found["statement"]
+    assert found["base"]["engine"] == "openai"
+    for name in ("greedy, 1 at a time", "sampled, temperature 1", "stop string", "seed"):
+        assert _state(found, name) == "pass"
+    # What this server ignores, or has no name for, is never counted as passed.
+    for name in ("frequency penalty", "top-k 1 is greedy", "logit bias", "regex", "stop token"):
+        assert _state(found, name) == "not supported"
+        assert name in found["statement"]
+
+
+def _swap_top_two(least: float, most: float) -> Change:
+    """Exchange the two best words wherever their distance lies in a range."""
+
+    def change(_: Sequence[str], logits: list[float]) -> list[float]:
+        first, second = sorted(range(len(logits)), key=logits.__getitem__)[-1:-3:-1]
+        if least <= logits[first] - logits[second] <= most:
+            logits[first], logits[second] = logits[second], logits[first]
+        return logits
+
+    return change
+
+
+def test_a_near_tie_is_explained_and_a_clear_choice_is_not(
+    base: FakeServer, tmp_path: Path
+) -> None:
+    greedy = ("--only", "greedy", "--bound", "0.4")
+    code, found = _check(base, _swap_top_two(0.0, 0.2), tmp_path, *greedy)
+    rows = [d for o in found["outcomes"] for d in o["details"].get("divergences", ())]
+    assert code == 0
+    assert rows
+    assert all(d["explained"] and 0 <= d["gap"] <= 0.2 for d in rows)
+    assert all(d["gap"] == pytest.approx(d["margin"]) for d in rows)
+    code, found = _check(base, _swap_top_two(1.0, 2.0), tmp_path, *greedy)
+    assert code == 1
+    assert found["verdict"].startswith("NOT lossless")
+
+
+def test_another_law_is_found(base: FakeServer, tmp_path: Path) -> None:
+    def cooler(said: Sequence[str], logits: list[float]) -> list[float]:
+        return [v * 1.4 for v in logits] if said else logits
+
+    code, found = _check(base, cooler, tmp_path, "--only", "sampled", "--samples", 300)
+    assert code == 1
+    confirmed = [t for o in found["outcomes"] for t in o["details"].get("confirmed", ())]
+    assert confirmed
+    assert all(test["position"] > 1 for test in confirmed)
+
+
+def test_an_ignored_stop_string_is_found(base: FakeServer) -> None:
+    with FakeServer(stops=False) as spec:
+        result = _run("--base", base.url, "--spec", spec.url, "--only", "parameters", *QUICK)
+    assert result.exit_code == 1
+    assert "the stop string" in result.output
+
+
+@pytest.mark.parametrize("suffix", ["html", "md"])
+def test_report(base: FakeServer, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"report.{suffix}"
+    with FakeServer(_swap_top_two(1.0, 2.0)) as spec:
+        result = _run(
+            "--base",
+            base.url,
+            "--spec",
+            spec.url,
+            "--only",
+            "greedy,sampled",
+            "--samples",
+            50,
+            "--report",
+            path,
+            *QUICK,
+        )
+    assert result.exit_code == 1
+    text = path.read_text()
+    assert "NOT lossless" in text
+    assert text.count("data:image/png;base64,") == 2
+
+
+def test_prompts_of_the_user(base: FakeServer, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n{"text": "four"}\n')
+    with FakeServer() as spec:
+        result = _run(
+            "--base",
+            base.url,
+            "--spec",
+            spec.url,
+            "--only",
+            "greedy",
+            "--tokens",
+            8,
+            "--prompts",
+            file,
+        )
+    assert result.exit_code == 0, result.output
+    assert "3 answers" in result.output
+
+
+NOBODY = "http://127.0.0.1:9"
+REFUSED = {
+    "endpoint down": (("--base", NOBODY, "--spec", NOBODY), "expected an answer"),
+    "no URL": (("--base", "http://", "--spec", NOBODY), "expected http://HOST:PORT"),
+    "other protocol": (("--base", "ftp://a:1", "--spec", NOBODY), "expected http://HOST:PORT"),
+    "no servers": ((), "expected --base URL --spec URL"),
+    "half of a pair": (("--base", NOBODY), "found a mixture or a part"),
+    "two ways": (("--self", NOBODY, "--", "--x"), "found a mixture or a part"),
+    "no speculation": (("--", "--model-path", "m"), "expected --speculative-algorithm"),
+    "own port": (
+        ("--", "--speculative-algorithm", "DSPARK", "--port", "1"),
+        "expected no --port",
+    ),
+    "unknown group": (("--only", "greed", "--self", NOBODY), "--only: expected some of"),
+    "unknown set": (("--sets", "poems", "--self", NOBODY), "--sets: expected some of"),
+    "concurrency": (("--concurrency", "1,x", "--self", NOBODY), "--concurrency: expected"),
+    "report": (("--report", "report.pdf", "--self", NOBODY), "ends in .html or .md"),
+    "folder": (("--json", "/no/such/folder/x", "--self", NOBODY), "--json: expected a file"),
+    "prompts missing": (("--prompts", "/no/such", "--self", NOBODY), "--prompts: expected"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str) -> None:
+    args, message = REFUSED[name]
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert result.output.startswith("could not test: ")
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": 3}', '{"input_ids": ["a"]}', "{}"])
+def test_refuses_a_bad_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "fine"}}\n{line}\n')
+    result = _run("--prompts", file, "--self", NOBODY)
+    assert result.exit_code == 2
+    assert "--prompts, line 2: expected a JSON object with prompt" in result.output
+
+
+def test_refuses_one_server_that_cannot_turn_drafts_off(base: FakeServer) -> None:
+    result = _run("--self", base.url)
+    assert result.exit_code == 2
+    assert "Give --base and --spec" in result.output
+
+
+def test_refuses_what_is_no_openai_server(base: FakeServer) -> None:
+    result = _run("--base", f"{base.url}/other", "--spec", base.url)
+    assert result.exit_code == 2
+    assert "expected a list of models" in result.output
+
+
+def test_a_base_that_disagrees_with_itself_ends_undecided(tmp_path: Path) -> None:
+    import random
+
+    rng = random.Random(1)
+
+    def unsteady(_: Sequence[str], logits: list[float]) -> list[float]:
+        return [v + rng.gauss(0, 1) for v in logits]
+
+    with FakeServer(unsteady) as server:
+        code, found = _check(server, lambda _, logits: logits, tmp_path)
+    assert code == 2
+    assert _state(found, "base against itself") == "could not test"
