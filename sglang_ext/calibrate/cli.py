@@ -15,6 +15,10 @@ app = typer.Typer(
 )
 
 
+# Beyond this relative error the additive model says little; on an idle machine it is below.
+BUSY = 0.3
+
+
 @app.command()
 def sps(
     launch: Annotated[
@@ -61,6 +65,8 @@ def sps(
         if additive:
             table, off = additive_table(found)
             typer.echo(f"greatest error of the additive model on the grid: {100 * off:.1f} %")
+            if off > BUSY:
+                typer.echo("the grid does not fit: was the machine busy? Measure again.", err=True)
         table.save(out)
     _show_grid(found)
     typer.echo(f"wrote {out}: pass it as --speculative-dspark-sps-table-path")

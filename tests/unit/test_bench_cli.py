@@ -1,0 +1,103 @@
+"""`sglang-ext bench`: the grid, what a results file allows, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sglang_ext.bench_cli import grid
+from sglang_ext.bench_cli.plots import plot
+from sglang_ext.bench_cli.results import Results
+from sglang_ext.bench_cli.tools import Load
+from sglang_ext.cli import app
+from sglang_ext.lossless.errors import CannotTest
+
+ARGV = ("--model-path", "m")
+
+
+def _run(*args: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, args)])
+
+
+def _points() -> list[grid.Point]:
+    chosen = grid.settings(["DSPARK=d"], [3, 7])
+    return grid.points(chosen, [grid.Dataset("random")], (1, 4))
+
+
+def _figures(speed: float) -> dict[str, float]:
+    return {"output_tokens_per_second": speed, "median_tpot_ms": 1e3 / speed}
+
+
+def test_settings_and_their_flags() -> None:
+    none, three, seven = grid.settings(["dspark=d"], [3, 7])
+    assert none.flags == []
+    assert three.key == "DSPARK, gamma 3"
+    assert seven.flags == [
+        "--speculative-algorithm",
+        "DSPARK",
+        "--speculative-draft-model-path",
+        "d",
+        "--speculative-num-draft-tokens",
+        "8",
+    ]
+
+
+def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out, load = tmp_path / "b.json", Load()
+    points = _points()
+    first = Results(out, ARGV, load)
+    assert first.missing(points) == points
+    first.keep_point(points[0], _figures(10))
+    first.keep_point(points[2], _figures(15))
+    again = Results(out, ARGV, load)
+    assert again.missing(points) == [points[1], *points[3:]]
+    ratios = {(r["algorithm"], r["gamma"]): r["ratio"] for r in again.ratios()}
+    assert ratios == {("none", None): 1.0, ("DSPARK", 3): 1.5}
+    plot(again.ratios(), tmp_path / "b.png")
+    assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+def test_a_setting_needs_its_gate(tmp_path: Path) -> None:
+    results = Results(tmp_path / "b.json", ARGV, Load())
+    none, three, _ = grid.settings(["DSPARK=d"], [3, 7])
+    assert results.passed(none)
+    assert not results.passed(three)
+    results.data["gates"][three.key] = {"exit_code": 1}
+    assert not results.passed(three)
+    results.data["gates"][three.key] = {"exit_code": 0}
+    assert results.passed(three)
+
+
+def test_refuses_results_of_other_loads(tmp_path: Path) -> None:
+    out = tmp_path / "b.json"
+    Results(out, ARGV, Load()).keep_point(_points()[0], _figures(1))
+    for argv, load in ((("--model-path", "n"), Load()), (ARGV, Load(output_tokens=9))):
+        with pytest.raises(CannotTest, match="Give another --out"):
+            Results(out, argv, load)
+    out.write_text(json.dumps({"points": []}))
+    with pytest.raises(CannotTest, match="expected results of bench"):
+        Results(out, ARGV, Load())
+
+
+REFUSED = {
+    "speculative flag": (("--", "--speculative-algorithm", "X"), "without speculation"),
+    "port": (("--", "--port", "1"), "ports are chosen"),
+    "no draft": (("--with", "DSPARK", "--", "--model-path", "m"), "expected ALGORITHM=DRAFT"),
+    "data set": (("--dataset", "sharegpt", "--", "--model-path", "m"), "name a local file"),
+    "no file": (("--dataset", "x=/no/such", "--", "--model-path", "m"), "expected a file"),
+    "gamma": (("--gamma", "a", "--", "--model-path", "m"), "--gamma: expected numbers"),
+    "tool": (("--tool", "wrk", "--", "--model-path", "m"), "--tool: expected some of"),
+    "folder": (("--out", "/no/such/x.json", "--", "--model-path", "m"), "--out: expected a file"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str) -> None:
+    args, message = REFUSED[name]
+    result = _run(*args)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
