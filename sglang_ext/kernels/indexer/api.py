@@ -53,8 +53,8 @@ def select_entries(
         return select_entries_torch(q, weights, pool, slots, visible, top_k)
     from sglang_ext.kernels.indexer.triton import select_entries_triton
 
-    tensors = (x.contiguous() for x in (q, weights, pool, slots, visible))
-    return select_entries_triton(*tensors, top_k)
+    pool, slots, visible = pool.contiguous(), slots.contiguous(), visible.contiguous()
+    return select_entries_triton(q.contiguous(), weights.contiguous(), pool, slots, visible, top_k)
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
