@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sglang_ext.kernels.latent_attention.torch_latent import (
     attend_expanded_torch,
-    attend_selected_torch,
     attend_visible_torch,
 )
 
@@ -34,27 +33,6 @@ def attend_visible(
     _expect("latents", latents, (batch, latents.shape[1], dim))
     _expect("visible", visible, (batch, rows))
     return attend_visible_torch(q, latents, visible, value_dim, scale)
-
-
-def attend_selected(
-    q: Tensor, buffer: Tensor, slots: Tensor, value_dim: int, scale: float
-) -> Tensor:
-    """out[n, h] = softmax_j(scale * q[n, h] . c_j) c_j[:value_dim] over the row's own slots.
-
-    Args:
-        q: [rows, heads, dim].
-        buffer: [pool rows, dim]; slots that no row names are never read.
-        slots: [rows, width] int64, -1 where a row has fewer.
-
-    Returns:
-        [rows, heads, value_dim], dtype of q; rows without slots are zero.
-
-    Raises:
-        ValueError: shapes that contradict each other, with expected and found.
-    """
-    _expect("buffer", buffer, (buffer.shape[0], q.shape[-1]))
-    _expect("slots", slots, (q.shape[0], slots.shape[-1]))
-    return attend_selected_torch(q, buffer, slots, value_dim, scale)
 
 
 def attend_expanded(q: Tensor, keys: Tensor, values: Tensor, first: int, scale: float) -> Tensor:

@@ -24,18 +24,6 @@ def attend_visible_reference(
     return out
 
 
-def attend_selected_reference(
-    q: Tensor, buffer: Tensor, slots: Tensor, value_dim: int, scale: float
-) -> Tensor:
-    """See `api.attend_selected`; float32."""
-    out = torch.zeros(*q.shape[:-1], value_dim)
-    for n in range(q.shape[0]):
-        seen = buffer[slots[n][slots[n] >= 0]]
-        for head in range(q.shape[1] if len(seen) else 0):
-            out[n, head] = _row(q[n, head], seen, seen[:, :value_dim], scale)
-    return out
-
-
 def attend_expanded_reference(
     q: Tensor, keys: Tensor, values: Tensor, first: int, scale: float
 ) -> Tensor:

@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Gathered latents of one chunk, in elements: 64 MiB of float32.
-CHUNK_ELEMENTS = 1 << 24
-
 
 def attend_visible_torch(
     q: Tensor, latents: Tensor, visible: Tensor, value_dim: int, scale: float
@@ -26,24 +23,6 @@ def attend_visible_torch(
     weights = torch.softmax(scores, dim=-1).nan_to_num_(nan=0.0)
     out = torch.bmm(weights.view(batch, rows * heads, tokens), wide[..., :value_dim])
     return out.view(batch, rows, heads, value_dim).to(q.dtype)
-
-
-def attend_selected_torch(
-    q: Tensor, buffer: Tensor, slots: Tensor, value_dim: int, scale: float
-) -> Tensor:
-    """See `api.attend_selected`; arguments are taken as checked."""
-    rows, heads, dim = q.shape
-    out = q.new_empty(rows, heads, value_dim)
-    step = max(CHUNK_ELEMENTS // max(slots.shape[1] * dim, 1), 1)
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
-        own, absent = slots[part], slots[part] < 0
-        seen = buffer[own.clamp(min=0)].float().masked_fill_(absent.unsqueeze(-1), 0.0)
-        scores = torch.bmm(q[part].float(), seen.transpose(1, 2)).mul_(scale)
-        scores.masked_fill_(absent.unsqueeze(1), float("-inf"))
-        weights = torch.softmax(scores, dim=-1).nan_to_num_(nan=0.0)
-        out[part] = torch.bmm(weights, seen[..., :value_dim]).to(q.dtype)
-    return out
 
 
 def attend_expanded_torch(

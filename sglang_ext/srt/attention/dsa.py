@@ -1,7 +1,7 @@
 """DeepSeek Sparse Attention: SGLang's contract over the indexer and latent attention.
 
     SGLang   init_forward_metadata(batch); forward(q, None, None, layer, batch, dsa=DsaInputs)
-    kernels  select_tokens(...); attend_visible / attend_selected / attend_expanded(...)
+    kernels  select_tokens(...); attend_visible / attend_expanded / sparse_attention
 Three ways to the same sum, by what is cheapest:
     all tokens of the request fit in top_k, many rows    keys and values expanded, dense and causal
     all fit, few rows                                    absorbed queries over the latents
@@ -20,11 +20,8 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch import Tensor
 
 from sglang_ext.kernels.indexer_v32 import select_tokens
-from sglang_ext.kernels.latent_attention import (
-    attend_expanded,
-    attend_selected,
-    attend_visible,
-)
+from sglang_ext.kernels.latent_attention import attend_expanded, attend_visible
+from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.srt.attention.dsa_inputs import DsaInputs
 from sglang_ext.srt.attention.dsa_plan import RowGroup, group, spans_of
 from sglang_ext.srt.cache.dsa_pool import DsaTokenPool
@@ -142,7 +139,13 @@ class _LayerCall:
             out = attend_visible(absorbed, cached, rows.visible, latent, self.scale).flatten(0, 1)
         else:
             slots = self._selected_slots(number, rows).flatten(0, 1)
-            out = attend_selected(absorbed, self.latents, slots, latent, self.scale)
+            out = sparse_attention(
+                absorbed,
+                (Rows(self.latents, slots),),
+                sink=None,
+                scale=self.scale,
+                value_dim=latent,
+            )
         return up.values(out).reshape(batch, width, heads, -1)
 
     def _selected_slots(self, number: int, rows: RowGroup) -> Tensor:
