@@ -13,16 +13,17 @@ def _combine_without_other_ranks() -> None:
     """What the experts of other ranks computed never comes back."""
     from sglang_ext.srt.parallel.expert_exchange import ExpertExchange
 
-    original = ExpertExchange._return
+    original = ExpertExchange.collect
 
     def faulty(self: Any, outputs: Tensor, journey: Any) -> Tensor:
-        first = sum(journey.received[: self.experts.rank])
-        mine = slice(first, first + journey.received[self.experts.rank])
+        rank = self.carrier.rank
+        first = sum(journey.received[:rank])
+        mine = slice(first, first + journey.received[rank])
         kept = outputs.new_zeros(outputs.shape)
         kept[mine] = outputs[mine]
         return original(self, kept, journey)
 
-    ExpertExchange._return = faulty  # type: ignore[method-assign]
+    ExpertExchange.collect = faulty  # type: ignore[method-assign]
 
 
 def _expert_weights_stay() -> None:

@@ -1,10 +1,11 @@
-"""Rows travel to the ranks of their experts and back, over `torch.distributed` alone.
+"""Rows travel to the ranks of their experts and back, for one layer of a model.
 
-Two contracts, DeepEP's (facts of its `Buffer` interface, not its code):
-    normal       one copy of a row per destination RANK; the expert side applies the gate weights
-                 and sums, the way back is a plain sum over ranks
-    low latency  one copy per (row, expert); the expert side returns bare outputs, the way back is
-                 the sum weighted with the gate weights, and a rank sends at most `max_rows` rows
+Which copy goes where is core/dispatch.py's, what carries it is row_exchange.py's. Here the two make
+one journey in each of DeepEP's modes, in the form that experts computed rank by rank can take:
+    normal       a row arrives once per rank, with its local experts and gate weights; the experts'
+                 weighted sum goes back and is added up over ranks
+    low latency  a row arrives once per expert, unweighted; its output goes back and is added up
+                 with the gate weights
 """
 
 from __future__ import annotations
@@ -15,35 +16,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Experts:
-    """Where the experts live: rank r of the group holds `per_rank` of them, from r * per_rank."""
-
-    ranks: int
-    rank: int
-    per_rank: int
-
-    def owners(self, ids: Tensor) -> Tensor:
-        """[rows, top_k] expert ids -> their ranks; a negative id stays -1."""
-        return torch.where(ids < 0, -1, ids // self.per_rank)
+from sglang_ext.core.dispatch import (
+    Copies,
+    DispatchError,
+    ExpertShards,
+    layout,
+    low_latency_copies,
+    normal_copies,
+    sum_copies,
+)
+from sglang_ext.srt.parallel.row_exchange import RowExchange, Traffic
 
 
 @dataclass(frozen=True)
 class Journey:
     """What went where, so that it can come back.
 
-    sources: [sent] int64, row of each sent copy, grouped by destination rank
-    sent, received: copies per rank of the group
+    copies: what was sent
+    received: copies from each rank
     rows: rows this rank started with
-    weights: None, or [sent] float32 gate weight of each copy (low latency)
+    gates: None, or [rows, top_k] gate weights to add up with (low latency)
     """
 
-    sources: Tensor
-    sent: list[int]
+    copies: Copies
     received: list[int]
     rows: int
-    weights: Tensor | None = None
+    gates: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -71,92 +69,59 @@ class ExpertExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, per_rank: int, max_rows: int) -> None:
-        self.group = group
-        self.experts = Experts(group.size(), group.rank(), per_rank)
+        self.carrier = RowExchange(group)
+        self.shards = ExpertShards(per_rank * group.size(), group.size())
         self.max_rows = max_rows
+        self.traffic = Traffic()
 
     def send(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
         """Normal mode. hidden [rows, hidden]; ids, weights [rows, top_k]; rows may be 0."""
-        owners = self.experts.owners(ids)
-        wanted = _ranks_wanted(owners, self.experts.ranks)
-        destinations, sources = wanted.T.nonzero(as_tuple=True)
-        sent = torch.bincount(destinations, minlength=self.experts.ranks).tolist()
-        here = owners[sources] == destinations[:, None]
-        local = torch.where(here, ids[sources] - destinations[:, None] * self.experts.per_rank, -1)
-        kept = weights[sources].float()
-        return self._travel(hidden, local, kept, sources, sent, None)
-
-    def collect(self, outputs: Tensor, journey: Journey) -> Tensor:
-        """Normal mode. Expert-side sums [received, hidden] -> [rows, hidden], summed over ranks."""
-        return self._return(outputs, journey)
+        plan = layout(ids, self.shards)
+        copies = normal_copies(plan.in_rank, plan.tokens_per_expert)
+        chosen = ids[copies.rows]
+        destinations = copies.destinations()[:, None]
+        here = self.shards.owners(chosen) == destinations
+        local = torch.where(here, chosen - destinations * self.shards.per_rank, -1)
+        kept = weights[copies.rows].float()
+        return self._travel(hidden, local, kept, copies, None)
 
     def send_low_latency(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
         """Low-latency mode; see `send`.
 
         Raises:
-            ValueError: more rows than `max_rows`.
+            DispatchError: more rows than `max_rows`.
         """
         if hidden.shape[0] > self.max_rows:
-            raise ValueError(
-                f"low-latency dispatch: expected at most {self.max_rows} rows per rank "
-                f"(SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK), found {hidden.shape[0]}. "
-                "Raise it, or lower --max-running-requests, --chunked-prefill-size or the draft "
-                "length, or use --deepep-mode normal."
+            raise DispatchError(
+                "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+                expected=f"at least the rows of one low-latency exchange ({self.max_rows} fit)",
+                found=hidden.shape[0],
+                remedy="Raise it, or lower --max-running-requests, --chunked-prefill-size or the "
+                "draft length, or use --deepep-mode normal.",
             )
-        rows, columns = (ids >= 0).nonzero(as_tuple=True)
-        chosen = ids[rows, columns].long()
-        order = torch.argsort(chosen, stable=True)
-        rows, columns, chosen = rows[order], columns[order], chosen[order]
-        owners = chosen // self.experts.per_rank
-        sent = torch.bincount(owners, minlength=self.experts.ranks).tolist()
-        local = (chosen - owners * self.experts.per_rank)[:, None]
-        gate = weights[rows, columns].float()
-        return self._travel(hidden, local, torch.ones_like(local).float(), rows, sent, gate)
+        copies = low_latency_copies(ids, self.shards)
+        assert copies.choices is not None
+        local = ids[copies.rows, copies.choices] % self.shards.per_rank
+        ones = torch.ones(local.shape[0], 1, device=hidden.device)
+        return self._travel(hidden, local[:, None], ones, copies, weights)
 
-    def collect_low_latency(self, outputs: Tensor, journey: Journey) -> Tensor:
-        """Bare expert outputs [received, hidden] -> [rows, hidden], the weighted sum."""
-        return self._return(outputs, journey)
+    def collect(self, outputs: Tensor, journey: Journey) -> Tensor:
+        """What the experts made of arrived rows [received, hidden] -> [rows, hidden], added up."""
+        sent, received = journey.copies.per_rank, journey.received
+        (back,) = self.carrier.rows([outputs], received, sent, self.traffic)()
+        return sum_copies(back, journey.copies, journey.rows, journey.gates).to(outputs.dtype)
 
     def _travel(
         self,
         hidden: Tensor,
         local: Tensor,
         weights: Tensor,
-        sources: Tensor,
-        sent: list[int],
-        gate: Tensor | None,
+        copies: Copies,
+        gates: Tensor | None,
     ) -> Arrived:
-        received = self._exchange_counts(sent)
-        rows = self._exchange(hidden[sources], sent, received)
-        # Ids and weights share one message: their bits are carried as float32.
-        labels = torch.cat((local.to(torch.int32).view(torch.float32), weights), dim=1)
-        arrived = self._exchange(labels, sent, received)
-        width = local.shape[1]
-        ids = arrived[:, :width].contiguous().view(torch.int32)
-        journey = Journey(sources, sent, received, hidden.shape[0], gate)
-        return Arrived(rows, ids, arrived[:, width:].contiguous(), journey)
-
-    def _return(self, outputs: Tensor, journey: Journey) -> Tensor:
-        back = self._exchange(outputs, journey.received, journey.sent).float()
-        if journey.weights is not None:
-            back = back * journey.weights[:, None]
-        total = torch.zeros(journey.rows, outputs.shape[1], device=outputs.device)
-        # Copies lie in rank (or expert) order, so a row's terms are always added in that order.
-        return total.index_add_(0, journey.sources, back).to(outputs.dtype)
-
-    def _exchange_counts(self, sent: list[int]) -> list[int]:
-        counts = torch.tensor(sent, dtype=torch.int64)
-        answer = torch.empty_like(counts)
-        dist.all_to_all_single(answer, counts, group=self.group)
-        return [int(n) for n in answer.tolist()]
-
-    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        out = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=self.group)
-        return out
-
-
-def _ranks_wanted(owners: Tensor, ranks: int) -> Tensor:
-    """[rows, top_k] owners, -1 for none -> [rows, ranks] bool."""
-    wanted = torch.zeros(owners.shape[0], ranks + 1, dtype=torch.bool, device=owners.device)
-    return wanted.scatter_(1, owners.long() + 1, True)[:, 1:]
+        sent = torch.tensor(copies.per_rank, dtype=torch.int64, device=hidden.device)
+        received = self.carrier.counts(sent[:, None])[:, 0].tolist()
+        columns = [hidden[copies.rows], local.to(torch.int32), weights]
+        rows, ids, kept = self.carrier.rows(columns, copies.per_rank, received, self.traffic)()
+        journey = Journey(copies, received, hidden.shape[0], gates)
+        return Arrived(rows, ids, kept, journey)

@@ -94,9 +94,7 @@ class ExchangeDispatcher(BaseDispatcher):
         assert state.journey is not None
         outputs, journey = state.outputs, state.journey
         state.outputs = state.journey = None
-        exchange = self.exchange
-        collect = exchange.collect_low_latency if state.low_latency else exchange.collect
-        return collect(outputs, journey)
+        return self.exchange.collect(outputs, journey)
 
 
 def _note_use(state: _InFlight, journey: Journey) -> None:
