@@ -49,6 +49,15 @@ def test_compressor(ratio: int, dim: int, rope: int, blocks: int, backend: Backe
     torch.testing.assert_close(found.cpu(), expected, rtol=2e-5, atol=2e-6)
 
 
+def test_an_odd_dim_is_refused_by_name() -> None:
+    raw, members, weight, cos, sin = _compress_inputs(CSA, 7, 4, 2)
+    arguments = (raw, members, weight, 1e-6, cos, sin)
+    found = compress_blocks(*arguments, ratio=CSA)
+    torch.testing.assert_close(found, compress_blocks_reference(*arguments, CSA))
+    with pytest.raises(ValueError, match="expected an even dim for 'triton', found 7"):
+        compress_blocks(*arguments, ratio=CSA, implementation="triton")
+
+
 def _index_inputs(batch: int, rows: int, heads: int, dim: int, entries: int) -> tuple[Tensor, ...]:
     pool = _random(batch * entries + 7, dim)
     pool[0] = float("nan")

@@ -47,8 +47,7 @@ def compress_blocks(
     _expect("members", members, (blocks, series * ratio))
     _expect("cos", cos, (blocks, cos.shape[1]))
     _expect("sin", sin, tuple(cos.shape))
-    # Pairs of an odd dim do not line up in memory; no model has one.
-    if dim % 2 or not runs_triton("compress_blocks", implementation, raw.device):
+    if not _triton(implementation, raw, dim):
         return compress_blocks_torch(raw, members, weight, eps, cos, sin, ratio)
     from sglang_ext.kernels.compress.triton import compress_blocks_triton
 
@@ -56,6 +55,18 @@ def compress_blocks(
     return compress_blocks_triton(
         raw, members, weight, eps, cos.contiguous(), sin.contiguous(), ratio
     )
+
+
+def _triton(implementation: str, raw: Tensor, dim: int) -> bool:
+    """Pairs of an odd dim do not line up with the kernel's; no model has one."""
+    if dim % 2 == 0:
+        return runs_triton("compress_blocks", implementation, raw.device)
+    if implementation == "triton":
+        raise ValueError(
+            f"compress_blocks: weight: expected an even dim for 'triton', found {dim}; "
+            "use 'auto' or 'torch'"
+        )
+    return False
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
