@@ -14,10 +14,11 @@ from rich.table import Table
 
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.compose import Launch, compose, for_node
+from sglang_ext.launcher.diagnose import explain
 from sglang_ext.launcher.emit import WRITERS
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.launcher.paths import demo_folder_names, demo_paths, resolve_demo
-from sglang_ext.launcher.process import Server, StartError, interrupts_end
+from sglang_ext.launcher.process import StartError, running
 from sglang_ext.launcher.rules import Finding, require
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -153,20 +154,20 @@ def _serve(launched: Launch, notes: list[Finding], seconds: float) -> int:
     is_head = launched.whole("node-rank", 0) == 0
     url = f"http://{flags.get('host', '127.0.0.1')}:{flags.get('port', 30000)}"
     url = url.replace("//0.0.0.0", "//127.0.0.1")
-    server = Server.start(launched, log)
     try:
-        with interrupts_end(server):
+        with running(launched, log) as server:
             with _err.status(f"starting (log: {log})") as status:
                 server.wait_until_ready(
                     url if is_head else None, seconds, lambda at: status.update(f"{at} ({log})")
                 )
             _err.print(f"{url} is up; log: {log}; Ctrl-C ends it" if is_head else f"log: {log}")
             code = server.process.wait()
+            cause = explain(server.text())
     except StartError as error:
         _err.print(f"error: {error}", markup=False)
         return 1
     except KeyboardInterrupt:
         _err.print("ended")
         return 0
-    _err.print(f"error: {StartError(code, log, None)}", markup=False)
+    _err.print(f"error: {StartError(code, log, cause)}", markup=False)
     return 1

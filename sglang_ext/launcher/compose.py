@@ -57,6 +57,24 @@ class Launch:
             ) from error
 
 
+# Sizes that the rules reckon with; SGLang's parser says the rest.
+WHOLE_FLAGS = (
+    "tp-size",
+    "dp-size",
+    "pp-size",
+    "ep-size",
+    "attn-dp-size",
+    "attn-cp-size",
+    "moe-dp-size",
+    "max-running-requests",
+    "cuda-graph-max-bs-decode",
+    "chunked-prefill-size",
+    "ep-num-redundant-experts",
+    "speculative-num-draft-tokens",
+    "speculative-dspark-block-size",
+)
+
+
 @dataclass(frozen=True)
 class FlagNames:
     """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not."""
@@ -91,8 +109,8 @@ class FlagNames:
 def flag_names() -> FlagNames:
     """Read once from `launch/flags.yaml`."""
     raw = load_mapping(catalog.ROOT / "flags.yaml")
-    sets = (frozenset(raw[kind]) for kind in ("switches", "values", "lists"))
-    return FlagNames(*sets, renamed=raw["renamed"])
+    switches, values, lists = (frozenset(raw[kind]) for kind in ("switches", "values", "lists"))
+    return FlagNames(switches, values, lists, raw["renamed"])
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
@@ -152,6 +170,8 @@ def compose(
     launch = Launch(preset, model, hardware, flags, env, tuple(extra))
     for name in launch.effective():
         flag_names().require(name, preset.name)
+    for name in WHOLE_FLAGS:
+        launch.whole(name)
     return with_draft(launch)
 
 

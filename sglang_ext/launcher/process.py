@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -124,24 +123,32 @@ def group_lives(leader: int) -> bool:
 
 
 @contextlib.contextmanager
-def interrupts_end(server: Server) -> Iterator[threading.Event]:
-    """While inside, Ctrl-C, SIGTERM and a closed terminal set the event; leaving ends the group."""
-    asked = threading.Event()
+def running(launch: Launch, log: Path) -> Iterator[Server]:
+    """A started server; leaving, by Ctrl-C, SIGTERM or a closed terminal too, ends its group."""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.set()
+    def leave(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
+    early: list[int] = []
     signs = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {sign: signal.signal(sign, note) for sign in signs}
+    # Held back until the child is known, as an interrupt before that could not end it. A handler,
+    # not SIG_IGN: what is ignored stays ignored in the child.
+    before = {sign: signal.signal(sign, lambda number, _: early.append(number)) for sign in signs}
+    server = None
     try:
-        yield asked
+        server = Server.start(launch, log)
+        for sign in signs:
+            signal.signal(sign, leave)
+        for number in early:
+            leave(number, None)
+        yield server
     finally:
         # A second Ctrl-C must not cut the clean-up short.
         for sign in signs:
             signal.signal(sign, signal.SIG_IGN)
-        server.end()
+        if server is not None:
+            server.end()
         for sign, handler in before.items():
             signal.signal(sign, handler)

@@ -131,7 +131,7 @@ def _machine(name: str | None, gpus: int | None) -> catalog.Hardware:
 def _objective(name: str) -> Objective:
     for known in get_args(Objective):
         if name == known:
-            return known  # type: ignore[no-any-return]
+            return known
     raise ConfigError(
         "plan",
         "--objective",

@@ -95,7 +95,7 @@ class Model:
             half = self._layers(requests / 2, requests * (drafts + 1) / 2, context, machine)
             computed = 2 * (half.attention + half.experts)
             whole = LayerTime(2 * half.attention, 2 * half.experts, 2 * half.communication)
-            hidden = min(computed, whole.communication) * 0.5
+            hidden = min(computed, whole.communication) * self.assumptions.overlap
         head = self.shape.vocab * self.shape.hidden * BF16 / self.layout.attn_tp / machine.hbm
         return Round(
             attention=whole.attention,

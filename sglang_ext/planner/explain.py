@@ -25,9 +25,11 @@ def top_terms(plan: Plan, count: int = 3) -> list[tuple[str, float]]:
 def rivals(answer: Answer, count: int = 2) -> list[Rival]:
     """The nearest layouts behind the best one, predictions that are equal counted as one."""
     best, found = answer.ranked[0], list[Rival]()
+    seen = {(best.round, best.layout.replicas)}
     for plan in answer.ranked[1:]:
-        if plan.round == best.round and plan.layout.replicas == best.layout.replicas:
+        if (plan.round, plan.layout.replicas) in seen:
             continue
+        seen.add((plan.round, plan.layout.replicas))
         found.append(_compare(best, plan, answer))
         if len(found) == count:
             break

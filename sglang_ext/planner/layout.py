@@ -130,7 +130,7 @@ def candidates(
         if replicas > 1 and machine.nodes > 1:
             continue
         tp = machine.gpus // replicas
-        for dp in _divisors(tp):
+        for dp in _divisors(tp) if replicas == 1 else [1]:
             for cp in {1, tp} if long_context and tp in (4, 8) and dp == 1 else {1}:
                 yield from _with_experts(model, replicas, tp, dp, cp, experts)
 

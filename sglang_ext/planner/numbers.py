@@ -33,6 +33,7 @@ class Assumptions:
 
     memory, compute: share of HBM bandwidth and of FLOP per second; link: of NVLink and NIC
     dispatch: share of NVLink that DeepEP's low-latency kernels reach
+    overlap: share of what two-batch overlap could hide that it hides
     local, remote: start of one collective inside a node, across nodes; step: host time per step
     """
 
@@ -40,6 +41,7 @@ class Assumptions:
     compute: float = 0.6
     link: float = 0.8
     dispatch: float = 0.5
+    overlap: float = 0.8
     local: float = 8e-6
     remote: float = 25e-6
     step: float = 0.5e-3

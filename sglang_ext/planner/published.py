@@ -120,7 +120,7 @@ def dsa_table() -> list[DsaRow]:
     """Sparse selection of 2048 keys by the lightning indexer against attention to all keys.
 
     Decode counts the absorbed form; a dense prefill the cheaper decompressed one (2 x 128 heads x
-    (192 + 128) per pair), a sparse one the absorbed form over the selected keys, every query charged
+    (192 + 128) per pair), a sparse one the absorbed form over the selected keys, each query charged
     for all 2048.
     """
     rows = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from rich.table import Table
 
 from sglang_ext.launcher.catalog import Preset
@@ -21,6 +21,9 @@ from sglang_ext.planner.search import (
     overlap_pays_from,
 )
 
+# A preset serves requests up to this length even when its load is shorter.
+SHORTEST_CONTEXT = 32768
+
 
 def fraction_of(plan: Plan) -> float:
     """`--mem-fraction-static`: the largest valid share, rounded down to a hundredth."""
@@ -34,7 +37,7 @@ def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
     if not q.hardware.gpu.is_cpu:
         flags["mem-fraction-static"] = fraction_of(plan)
         length = q.load.input_tokens + q.load.output_tokens
-        flags["context-length"] = min(answer.shape.longest, max(length, 4096))
+        flags["context-length"] = min(answer.shape.longest, max(length, SHORTEST_CONTEXT))
     load = q.load
     asked = f"{load.concurrency} requests of {load.input_tokens} + {load.output_tokens} tokens"
     return to_preset(

@@ -262,12 +262,9 @@ def drafting_loses_beyond(plan: Plan, context: float, most: int = 4096) -> int |
     return low if low < most else None
 
 
-def overlap_pays_from(plan: Plan, context: float, most: int = 4096) -> int | None:
+def overlap_pays_from(plan: Plan, context: float, most: int = 1024) -> int | None:
     """The smallest batch per group at which two-batch overlap is faster; None when at none."""
-    for b in range(2, 64):
-        if _overlap_gains(plan, b, context):
-            return b
-    return next((b for b in range(64, most + 1, 16) if _overlap_gains(plan, b, context)), None)
+    return next((b for b in range(2, most + 1) if _overlap_gains(plan, b, context)), None)
 
 
 def _overlap_gains(plan: Plan, requests: int, context: float) -> bool:

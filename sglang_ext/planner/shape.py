@@ -221,7 +221,7 @@ def _v32(config: Mapping[str, Any]) -> Shape:
 
 
 def _v4(config: Mapping[str, Any]) -> Shape:
-    hidden, heads, dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
     expert = 3.0 * hidden * config["moe_intermediate_size"]
     linear = _linear_bytes(config)
     return Shape(

@@ -1,0 +1,225 @@
+"""The command line of launch and plan: golden output, emitted files, mistakes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from sglang_ext.cli import app
+from sglang_ext.launcher import catalog
+from sglang_ext.launcher.diagnose import explain
+
+runner = CliRunner()
+TWO_NODES = "deepseek-v3.2-2x8xh200-low-latency"
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = runner.invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_dry_run_prints_the_command_and_where_it_comes_from(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(
+        "model: deepseek-v3.2\nhardware: 8xh200\npoint: balanced\nparts: [tp8, dp8, ep8, deepep]\n"
+        "flags: {max-running-requests: 64}\nenv: {NCCL_DEBUG: WARN}\n"
+        "status: neither\nsource: a test\n"
+    )
+    assert run("launch", str(preset), "--dry-run", "--set", "port=31000") == (
+        "NCCL_DEBUG=WARN \\\n"
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.2 --tp-size 8 "
+        "--attn-dp-size 8 --enable-dp-lm-head --ep-size 8 --moe-a2a-backend deepep "
+        "--deepep-mode auto --max-running-requests 64 --port 31000\n"
+        "# neither: a test\n"
+    )
+
+
+def test_extra_words_are_passed_on_and_win() -> None:
+    shown = json.loads(
+        run("launch", "demo-cpu-balanced", "--dry-run", "--json", "--", "--dtype", "float32")
+    )
+    assert shown["argv"][-2:] == ["--dtype", "float32"]
+
+
+def test_list_as_json_has_every_preset_with_its_status() -> None:
+    rows = json.loads(run("launch", "--list", "--json"))
+    assert [row["name"] for row in rows] == catalog.names("presets")
+    for row in rows:
+        assert row["status"] in catalog.STATUSES
+        assert row["source"]
+        assert row["status"] != "run-on-this-hardware" or row["hardware"] == "cpu"
+    assert "demo-cpu-low-latency" in run("launch", "--list")
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "hint"),
+    [
+        (("launch", "demo-cpu-lowlatency"), "preset", "demo-cpu-low-latency"),
+        (("launch", "demo-cpu-balanced", "--set", "max-runing-requests=3"), "flag",
+         "max-running-requests"),
+        (("launch", "demo-cpu-balanced", "--", "--enable-dp-attention"), "spelling",
+         "--attn-dp-size"),
+        (("launch", "demo-cpu-balanced", "--", "--cp", "2"), "spelling", "--attn-cp-size"),
+        (("launch", "demo-cpu-balanced", "--emit", "slrum"), "--emit", "slurm"),
+        (("launch", "demo-cpu-balanced", "--set", "port"), "--set", "FLAG=VALUE"),
+        (("launch",), "PRESET", "--list"),
+        (("launch", TWO_NODES), "--nnodes", "Start it on 2 nodes"),
+        (("launch", "demo-cpu-balanced", "--set", "max-running-requests=many"), "whole number",
+         "--max-running-requests"),
+        (("plan", "--model", "qwen3-8", "--hardware", "8xh100"), "model", "qwen3-8b"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "8xh1000"), "GPU", "h100"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "h100"), "--gpus", "8xh100"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "h100", "--gpus", "12"), "--gpus",
+         "multiple of 8"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--objective", "balance"),
+         "--objective", "balanced"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--task", "maths"), "--task",
+         "math"),
+        (("plan", "--model", "deepseek-v4-pro", "--hardware", "8xh100"), "memory",
+         "weights take"),
+        (("plan", "--model", "qwen3-32b", "--hardware", "1xh100", "--concurrency", "512"),
+         "memory", "At this concurrency"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--input-tokens", "90000"),
+         "--input-tokens", "40960"),
+        (("plan", "--model", "deepseek-v3.2", "--hardware", "8xa100"), "memory", "fp8"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "1xh100", "--rate", "1e6"), "--rate",
+         "at most"),
+        (("plan", "--table", "mpt"), "--table", "mtp"),
+        (("plan", "--hardware", "8xh100"), "--model", "qwen3-8b"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_remedy_and_code_2(
+    words: tuple[str, ...], named: str, hint: str
+) -> None:
+    output = run(*words, code=2)
+    assert named in output
+    assert hint in output
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("model: qwen3-8b\n", "hardware"),
+        ("- a\n", "mapping"),
+        ("a: [\n", "file"),
+        ("model: qwen3-8b\nhardware: 8xh100\npoint: fast\nparts: []\nstatus: neither\nsource: x\n",
+         "point"),
+        ("model: qwen3-8b\nhardware: 8xh100\npoint: balanced\nparts: [tp9]\nstatus: neither\n"
+         "source: x\n", "part"),
+        ("model: qwen3-8b\nhardwear: 8xh100\n", "hardware"),
+        ("model: qwen3-8b\nhardware: 8xh100\npoint: balanced\nparts: []\nstatus: neither\n"
+         "source: x\nflags: {tp_size: 8}\n", "tp_size"),
+        ("model: qwen3-8b\nhardware: 8xh100\npoint: balanced\nparts: []\nstatus: neither\n"
+         "source: x\nenv: {A: 1}\n", "env.A"),
+    ],
+)  # fmt: skip
+def test_a_damaged_preset_is_refused_by_field(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert field in run("launch", str(path), "--dry-run", code=2)
+
+
+@pytest.mark.parametrize("name", ["demo-cpu-balanced", TWO_NODES])
+@pytest.mark.parametrize("kind", ["bash", "slurm"])
+def test_scripts_are_bash_and_carry_every_flag(name: str, kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(run("launch", name, "--emit", kind, "--set", "served-model-name=it's"))
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    flags = catalog.preset(name).flags
+    assert all(f"--{flag}" in script.read_text() for flag in flags)
+
+
+def test_a_bash_script_runs_the_same_words(tmp_path: Path) -> None:
+    """The script, with a `python3` that prints its arguments, against the dry run."""
+    script, fake = tmp_path / "run.sh", tmp_path / "python3"
+    script.write_text(run("launch", TWO_NODES, "--emit", "bash", "--set", "served-model-name=a b"))
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    env = {"PYTHON": str(fake), "NODE_RANK": "1", "DIST_INIT_ADDR": "h:1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env=env)
+    shown = json.loads(
+        run("launch", TWO_NODES, "--dry-run", "--json", "--set", "served-model-name=a b",
+            "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "h:1")
+    )  # fmt: skip
+    words = done.stdout.splitlines()
+    assert words[:2] == ["-m", "sglang.launch_server"]
+    assert words[2:-4] == shown["argv"]
+
+
+@pytest.mark.parametrize("name", ["demo-cpu-balanced", TWO_NODES])
+def test_kubernetes_manifest_has_the_shape_of_a_leader_worker_set(name: str) -> None:
+    documents = list(yaml.safe_load_all(run("launch", name, "--emit", "k8s-lws")))
+    workers, service = documents
+    nodes = catalog.hardware(catalog.preset(name).hardware).nodes
+    assert workers["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert workers["kind"] == "LeaderWorkerSet"
+    assert set(workers) == {"apiVersion", "kind", "metadata", "spec"}
+    template = workers["spec"]["leaderWorkerTemplate"]
+    assert set(template) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+    assert template["size"] == nodes
+    for role in ("leader", "worker"):
+        _assert_pod(template[f"{role}Template"], nodes)
+    selector = service["spec"]["selector"]
+    assert selector.items() <= template["leaderTemplate"]["metadata"]["labels"].items()
+    assert not selector.items() <= template["workerTemplate"]["metadata"]["labels"].items()
+
+
+def _assert_pod(template: dict[str, Any], nodes: int) -> None:
+    (container,) = template["spec"]["containers"]
+    assert set(container) >= {"name", "image", "command", "resources", "volumeMounts"}
+    assert all(isinstance(word, str) for word in container["command"])
+    volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    assert ("$(LWS_WORKER_INDEX)" in container["command"]) == (nodes > 1)
+
+
+def test_ray_script_is_python_with_the_launchs_arguments() -> None:
+    tree = ast.parse(run("launch", TWO_NODES, "--emit", "ray"))
+    assigned = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert ast.literal_eval(assigned["NODES"]) == 2
+    arguments = assigned["ARGUMENTS"]
+    assert isinstance(arguments, ast.Call)
+    words = json.loads(ast.literal_eval(arguments.args[0]))
+    assert words[:2] == ["--model-path", "deepseek-ai/DeepSeek-V3.2"]
+
+
+LOGS = {
+    "port in use": "OSError: [Errno 98] error while attempting to bind: address already in use",
+    "wrong flag": "sglang serve: error: argument --tp-size/--tp: invalid int value: 'x'",
+    "no draft": "ValueError: DSpark dense speculative decoding requires setting "
+    "--speculative-draft-model-path.",
+    "dispatch limit": "AssertionError: x.size(0) <= num_max_dispatch_tokens_per_rank",
+    "out of GPU memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    "not enough memory for the KV cache": "RuntimeError: Not enough memory. Please try to "
+    "increase --mem-fraction-static.",
+    "checkpoint missing": "OSError: x is not a local folder and is not a valid model identifier",
+    "library missing": "ModuleNotFoundError: No module named 'deep_ep'",
+    "refused by SGLang": "ValueError: DeepSeek V3.2 prefill CP does not support zigzag",
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_is_explained(name: str) -> None:
+    log = f"INFO loading\n{LOGS[name]}\nshutting down\n"
+    cause = explain(log)
+    assert cause is not None
+    assert cause.name == name
+    assert cause.evidence == LOGS[name]
+    assert cause.remedy
+
+
+def test_an_unknown_log_is_not_explained_away() -> None:
+    assert explain("INFO all is well\n") is None

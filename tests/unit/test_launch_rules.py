@@ -1,0 +1,155 @@
+"""Each rule of the launcher: a launch that breaks it is refused with the flag to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_ext.launcher import catalog
+from sglang_ext.launcher.catalog import Preset
+from sglang_ext.launcher.compose import Launch, compose, for_node
+from sglang_ext.launcher.errors import ConfigError
+from sglang_ext.launcher.rules import check, require
+from sglang_ext.launcher.rules_experts import fill_redundant
+
+
+def launch_of(
+    model: str, hardware: str, parts: str, env: dict[str, str] | None = None, **flags: Any
+) -> Launch:
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    preset = Preset("test", model, hardware, "balanced", tuple(parts.split()), named, env or {})
+    return compose(preset)
+
+
+def broken(launch: Launch) -> set[str]:
+    return {finding.rule for finding in check(launch) if finding.level == "error"}
+
+
+V32, V4, QWEN = "deepseek-v3.2", "deepseek-v4-flash", "qwen3-235b-a22b"
+LIMIT = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+
+CASES = {
+    "layout-is-legal": (V32, "8xh200", "tp8 dp8", {"attn-cp-size": 2, "enable-prefill-cp": True}),
+    "replicas-stand-alone": (QWEN, "8xh200", "tp4 replicas2 dp2", {}),
+    "every-gpu-has-a-rank": (V32, "2x8xh200", "tp8", {}),
+    "heads-divide": ("qwen3-8b", "8xh200", "tp8", {"tp-size": 3}),
+    "gpu-can-compute-it": (V32, "8xa100", "tp8", {}),
+    "context-parallel-limits": (V4, "8xh200", "tp8 cp8-prefill", {"cp-strategy": "zigzag"}),
+    "lm-head-follows-attention": (V32, "8xh200", "tp8", {"enable-dp-lm-head": True}),
+    "memory-share-is-a-share": (V32, "8xh200", "tp8", {"mem-fraction-static": 88}),
+    "pipeline-limits": (V4, "8xh200", "tp4 dspark", {"pp-size": 2, "max-running-requests": 8}),
+    "low-latency-is-for-decode": (V32, "8xh200", "tp8 dp8 ep8 deepep",
+                                  {"deepep-mode": "low_latency", "max-running-requests": 64}),
+    "dispatch-fits-the-buffer": (V32, "8xh200", "tp8 dp8 ep8 deepep",
+                                 {"max-running-requests": 1032}),
+    "deepep-can-carry-the-model": (QWEN, "8xh200", "tp8 ep8 deepep", {"max-running-requests": 8}),
+    "all-to-all-spans-the-group": (V32, "8xh200", "tp8 ep4 deepep", {"max-running-requests": 8}),
+    "experts-divide": (V32, "8xh200", "tp8 ep8", {"ep-num-redundant-experts": 3}),
+    "balancing-sees-the-dispatch": (V32, "8xh200", "tp8 ep8 deepep eplb-r32",
+                                    {"deepep-mode": "auto", "max-running-requests": 8}),
+    "dense-layers-follow-the-head": (V32, "8xh200", "tp8", {"attn-dp-size": 8,
+                                                            "moe-dense-tp-size": 1}),
+    "running-requests-are-set": (V4, "8xh200", "tp8 dspark", {}),
+    "attention-groups-can-draft": (V4, "8xh200", "tp8 dp8 ep8 deepep dspark",
+                                   {"max-running-requests": 64}),
+    "block-is-as-trained": (V4, "8xh200", "tp8 dspark",
+                            {"max-running-requests": 8, "speculative-dspark-block-size": 7}),
+    "steps-are-not-mixed": (V4, "8xh200", "tp8 dspark",
+                            {"max-running-requests": 8, "enable-mixed-chunk": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_refuses_what_breaks_it(rule: str) -> None:
+    model, hardware, parts, flags = CASES[rule]
+    launch = launch_of(model, hardware, parts, **{k.replace("-", "_"): v for k, v in flags.items()})
+    assert rule in broken(launch)
+    with pytest.raises(ConfigError, match=rule):
+        require(launch)
+
+
+@pytest.mark.parametrize("name", catalog.names("presets"))
+def test_no_shipped_preset_breaks_a_rule(name: str) -> None:
+    assert not broken(compose(catalog.preset(name)))
+
+
+def test_dflash_cannot_draft_for_deepseek_v4() -> None:
+    launch = launch_of(
+        V4, "8xh200", "tp8 dflash", max_running_requests=8, speculative_draft_model_path="x"
+    )
+    assert broken(launch) == {"model-can-be-drafted-for"}
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "reason"),
+    [
+        (V32, "tp8 cp8-prefill ep8 deepep tbo", "no context-parallel plan"),
+        (V32, "tp8 ep8 tbo", "nothing to overlap"),
+        ("qwen3-32b", "tp8 tbo", "there are none"),
+        (V4, "tp8 dp8 dspark tbo", "half with no tokens"),
+        (V4, "tp8 dp8 ep8 deepep sbo", "only SGLang's DeepSeek-V3"),
+        (V32, "tp8 dp8 sbo", "there is none"),
+    ],
+)
+def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str) -> None:
+    launch = launch_of(model, "8xh200", parts, max_running_requests=8)
+    assert any(reason in f.reason for f in check(launch) if f.rule == "overlap-limits")
+
+
+@given(st.integers(1, 200), st.integers(0, 7), st.integers(1, 1100))
+def test_dispatch_rule_is_running_times_rows(running: int, gamma: int, limit: int) -> None:
+    launch = launch_of(
+        V32, "8xh200", "tp8 dp8 ep8 deepep", {LIMIT: str(limit), "NVSHMEM_QP_DEPTH": "4096"},
+        max_running_requests=running * 8, speculative_algorithm="EAGLE",
+        speculative_num_draft_tokens=gamma + 1,
+    )  # fmt: skip
+    found = broken(launch)
+    assert ("dispatch-fits-the-buffer" in found) == (running * (gamma + 1) > limit)
+    assert ("dispatch-buffer-is-possible" in found) == (limit > 1024)
+
+
+def test_nvshmem_queues_must_hold_the_dispatch() -> None:
+    launch = launch_of(V32, "8xh200", "tp8 ep8 deepep", {LIMIT: "512"}, max_running_requests=8)
+    assert "dispatch-buffer-is-possible" in broken(launch)
+    deep = {LIMIT: "512", "NVSHMEM_QP_DEPTH": "2048"}
+    assert not broken(launch_of(V32, "8xh200", "tp8 ep8 deepep", deep, max_running_requests=8))
+
+
+@given(st.integers(1, 512), st.integers(1, 64))
+def test_redundant_experts_fill_the_ranks_with_as_few_as_possible(experts: int, ep: int) -> None:
+    redundant = fill_redundant(experts, ep)
+    assert redundant == (ep - experts % ep) % ep
+    assert (experts + redundant) % ep == 0
+    assert 0 <= redundant < ep
+
+
+def test_prefill_and_decode_roles_may_use_what_a_mixed_server_may_not() -> None:
+    decode = launch_of(
+        V32, "8xh200", "tp8 dp8 ep8 deepep pd-decode", deepep_mode="low_latency",
+        max_running_requests=64,
+    )  # fmt: skip
+    prefill = launch_of(V32, "8xh200", "tp8 dp8 ep8 deepep pd-prefill", deepep_mode="normal")
+    assert not broken(decode)
+    assert not broken(prefill)
+
+
+def test_parts_that_disagree_are_refused_unless_the_preset_settles_it() -> None:
+    with pytest.raises(ConfigError, match="parts, tp-size"):
+        launch_of(V32, "8xh200", "tp8 tp4")
+    assert launch_of(V32, "8xh200", "tp8 tp4", tp_size=8).flags["tp-size"] == 8
+
+
+def test_a_server_over_nodes_needs_all_of_them_and_an_address() -> None:
+    launch = launch_of(V32, "2x8xh200", "tp16")
+    with pytest.raises(ConfigError, match="--nnodes"):
+        for_node(launch, 1, 0, None)
+    with pytest.raises(ConfigError, match="--dist-init-addr"):
+        for_node(launch, 2, 0, None)
+    with pytest.raises(ConfigError, match="--node-rank"):
+        for_node(launch, 2, 2, "a:1")
+    assert for_node(launch, 2, 1, "a:1").argv()[-6:] == [
+        "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "a:1",
+    ]  # fmt: skip

@@ -1,0 +1,444 @@
+"""The planner against published tables, published parameter counts and its own closed forms."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sglang_ext.cli import app
+from sglang_ext.launcher import catalog
+from sglang_ext.launcher.catalog import Load
+from sglang_ext.launcher.compose import compose
+from sglang_ext.launcher.errors import ConfigError
+from sglang_ext.planner import published, report
+from sglang_ext.planner.acceptance import Curve, constant_rate
+from sglang_ext.planner.acceptance import published as published_curve
+from sglang_ext.planner.cost import Model
+from sglang_ext.planner.draft import read_draft
+from sglang_ext.planner.layout import Layout
+from sglang_ext.planner.memory import largest_that_fits, memory_of
+from sglang_ext.planner.picture import draw
+from sglang_ext.planner.preset_files import questions
+from sglang_ext.planner.search import (
+    Question,
+    best_drafts,
+    drafting_loses_beyond,
+    overlap_pays_from,
+    search,
+)
+from sglang_ext.planner.shape import read_shape
+from sglang_ext.planner.tables import TABLES
+from sglang_ext.planner.validate import percentile, validate
+
+runner = CliRunner()
+
+
+def rows(name: str) -> list[str]:
+    return [" ".join(row) for row in TABLES[name]().rows]
+
+
+def test_mtp_gain_to_the_printed_digit() -> None:
+    assert rows("mtp") == [
+        "4096 16 2227 1.82x 1.72x 1.50x",
+        "4096 64 4716 0.92x 0.82x 0.72x",
+        "16384 16 1415 1.80x 1.73x 1.56x",
+        "16384 64 2302 1.30x 1.16x 1.01x",
+    ]
+
+
+def test_layer_times_to_the_printed_digit() -> None:
+    found = [
+        tuple(round(v * 1e6, 2) for v in vars(published.decode_layer(b, t, n)).values())
+        for n, b, t in ((4096, 16, 16), (4096, 64, 128), (16384, 16, 32), (16384, 64, 128))
+    ]
+    assert found == [
+        (78.36, 39.40, 55.62),
+        (147.65, 51.23, 444.99),
+        (147.65, 39.40, 111.25),
+        (590.61, 51.23, 444.99),
+    ]
+
+
+def test_break_even_to_the_printed_digit() -> None:
+    assert rows("break-even") == [
+        "4096 16 1 7.1834 7.3011 1.0164 0.0164",
+        "4096 16 2 7.1834 10.4147 1.4498 0.4498",
+        "4096 16 3 7.1834 13.9255 1.9386 0.9386",
+        "4096 64 1 13.5722 27.3669 2.0164 1.0164",
+        "4096 64 2 13.5722 41.1615 3.0328 2.0328",
+        "4096 64 3 13.5722 54.9562 4.0492 3.0492",
+        "16384 16 1 11.3076 11.5958 1.0255 0.0255",
+        "16384 16 2 11.3076 16.2846 1.4401 0.4401",
+        "16384 16 3 11.3076 20.9734 1.8548 0.8548",
+        "16384 64 1 27.8043 39.6079 1.4245 0.4245",
+        "16384 64 2 27.8043 59.6398 2.1450 1.1450",
+        "16384 64 3 27.8043 79.6717 2.8654 1.8654",
+    ]
+
+
+def test_dsa_to_the_printed_digit() -> None:
+    assert rows("dsa") == [
+        "4K 1.14 -> 0.64 1.8x 4.5 -> 2.8 1.6x 0.7 -> 2.5 0.3x",
+        "32K 9.13 -> 1.11 8.2x 36.0 -> 6.4 5.6x 44.0 -> 27.5 1.6x",
+        "128K 36.51 -> 2.72 13.4x 144.0 -> 18.8 7.7x 703.7 -> 215.5 3.3x",
+    ]
+
+
+def test_schedule_to_the_printed_digit() -> None:
+    assert rows("schedule") == [
+        "0 1 1 1 1000 1000 start",
+        "1 0.95 2 1.95 520 1014 admit",
+        "2 0.874 3 2.824 400 1129.6 admit",
+        "3 0.7429 4 3.5669 340 1212.746 admit",
+        "4 0.22287 5 3.78977 280 1061.1356 reject, stop",
+    ]
+
+
+def test_the_table_is_what_core_schedules() -> None:
+    """The printed example agrees with the algorithm that the workers run."""
+    from sglang_ext.core.spec.schedule import schedule_prefixes
+    from sglang_ext.core.spec.sps import SpsTable
+
+    table = SpsTable(tuple(range(1, 6)), published.SPEEDS, 5)
+    survivals = np.cumprod([published.CONFIDENCE], axis=1)
+    admitted = [row for row in published.schedule_table() if row.decision == "admit"]
+    assert schedule_prefixes(survivals, table) == [len(admitted)]
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("deepseek-v3.2", 671e9, 37e9),
+        ("deepseek-v4-flash", 284e9, 13e9),
+        ("deepseek-v4-pro", 1.6e12, 49e9),
+        ("qwen3-8b", 8.19e9, None),
+        ("qwen3-32b", 32.8e9, None),
+        ("qwen3-30b-a3b", 30.5e9, 3.3e9),
+        ("qwen3-235b-a22b", 235e9, 22e9),
+        ("demo", 134.5e6, None),
+    ],
+)
+def test_parameters_are_as_published(name: str, total: float, active: float | None) -> None:
+    shape = read_shape(catalog.model(name).config)
+    assert shape.params == pytest.approx(total, rel=0.02)
+    if active is not None:
+        assert shape.active_params == pytest.approx(active, rel=0.1)
+
+
+def test_the_v4_flash_draft_weighs_what_its_shards_do() -> None:
+    model = catalog.model("deepseek-v4-flash")
+    draft = read_draft(model.drafts["dspark"], model.config, read_shape(model.config))
+    assert draft.shared + draft.routed == pytest.approx(10.86e9, rel=0.005)
+
+
+def test_kv_bytes_follow_the_cache_layout() -> None:
+    v32 = read_shape(catalog.model("deepseek-v3.2").config)
+    assert v32.kv_token == 61 * (1152 + 132)
+    qwen = read_shape(catalog.model("qwen3-8b").config)
+    assert qwen.kv_token == 36 * 2 * 8 * 128 * 2
+    flash = read_shape(catalog.model("deepseek-v4-flash").config)
+    assert {k.name: k.count for k in flash.kinds} == {"window": 2, "CSA": 21, "HCA": 20}
+
+
+def test_memory_of_a_hand_computed_rank() -> None:
+    """Qwen3-8B on one GPU: bf16 weights, two requests of 1,000 tokens."""
+    shape, machine = read_shape(catalog.model("qwen3-8b").config), catalog.hardware("1xh100")
+    memory = memory_of(shape, None, Layout(1, 1), machine, Load(900, 100, 2))
+    assert sum(memory.weights.values()) == pytest.approx(2 * shape.params)
+    assert sum(memory.kv.values()) == 2 * 1000 * 147456
+    split = memory_of(shape, None, Layout(1, 8), catalog.hardware("8xh100"), Load(900, 100, 2))
+    assert sum(split.weights.values()) == pytest.approx(shape.params / 4)
+    assert sum(split.kv.values()) == 2 * 1000 * 147456 / 8
+
+
+def test_a_latent_cache_is_not_split_over_tensor_ranks_but_over_groups() -> None:
+    shape, machine = read_shape(catalog.model("deepseek-v3.2").config), catalog.hardware("8xh200")
+    load = Load(4000, 96, 64)
+    tensor = sum(memory_of(shape, None, Layout(1, 8), machine, load).kv.values())
+    groups = sum(memory_of(shape, None, Layout(1, 8, dp=8), machine, load).kv.values())
+    assert tensor == 64 * 4096 * shape.kv_token
+    assert groups == tensor / 8
+
+
+def test_redundant_experts_take_their_share() -> None:
+    shape, machine = read_shape(catalog.model("deepseek-v3.2").config), catalog.hardware("8xh200")
+    layout = Layout(1, 8, dp=8, ep=8, a2a="deepep", redundant=32)
+    memory = memory_of(shape, None, layout, machine, Load(1000, 100, 8))
+    assert memory.weights["redundant experts"] == 58 * 4 * shape.expert_params * shape.expert
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["qwen3-8b", "deepseek-v3.2", "deepseek-v4-flash"]),
+    st.integers(1, 64),
+    st.integers(64, 4000),
+)
+def test_what_is_said_to_fit_fits_and_one_more_does_not(name: str, many: int, length: int) -> None:
+    shape, machine = read_shape(catalog.model(name).config), catalog.hardware("8xh200")
+    layout, load = Layout(1, 8), Load(length, 32, many)
+    largest = largest_that_fits(shape, None, layout, machine, load)
+    assert memory_of(
+        shape, None, layout, machine, replace(load, concurrency=largest.concurrency)
+    ).fits
+    if largest.concurrency < 65536:
+        more = replace(load, concurrency=largest.concurrency + 1)
+        assert not memory_of(shape, None, layout, machine, more).fits
+
+
+@given(st.floats(1.0, 7.9), st.integers(7, 15))
+def test_a_constant_rate_gives_back_the_accepted_length(tau: float, gamma: int) -> None:
+    rate = constant_rate(tau, gamma)
+    assert Curve((rate,) * gamma, "derived", "").advance(gamma) == pytest.approx(tau, abs=1e-9)
+
+
+def test_published_acceptance_is_marked_by_whose_it_is() -> None:
+    own = published_curve("qwen3-8b", "dspark", "gsm8k", 7)
+    assert own.advance(7) == pytest.approx(6.17)
+    assert own.basis == "derived"
+    assert published_curve("deepseek-v4-flash", "dspark", "math", 5).basis == "assumed"
+
+
+def _cost(layout: Layout, name: str = "deepseek-v3.2", hardware: str = "8xh200") -> Model:
+    model = catalog.model(name)
+    shape = read_shape(model.config)
+    draft = None
+    if layout.algorithm:
+        draft = read_draft(model.drafts[layout.algorithm], model.config, shape)
+    return Model(shape, draft, layout, catalog.hardware(hardware))
+
+
+def test_one_qwen3_8b_gpu_reads_its_weights_each_step() -> None:
+    """A third-party vLLM run on one H100 took 6.78 ms per token at batch 1."""
+    found = _cost(Layout(1, 1), "qwen3-8b", "1xh100").round(1, 0, 1024).total
+    assert found == pytest.approx(6.78e-3, rel=0.15)
+
+
+@given(st.integers(1, 256), st.integers(0, 5), st.integers(1, 100_000))
+def test_more_rows_or_context_never_take_less_time(b: int, k: int, n: int) -> None:
+    cost = _cost(Layout(1, 8, dp=8))
+    now = cost.round(b, k, n).total
+    assert cost.round(b + 1, k, n).total >= now
+    assert cost.round(b, k + 1, n).total >= now
+    assert cost.round(b, k, n + 1000).total >= now
+
+
+def test_verify_budget_is_the_best_of_all_and_shrinks_with_load() -> None:
+    cost = _cost(Layout(1, 8, algorithm="dspark", gamma=5), "deepseek-v4-flash")
+    curve = Curve((0.8,) * 5, "assumed", "")
+    found = [best_drafts(cost, curve, b, 4096) for b in (1, 64, 512, 2048)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0
+    speeds = [curve.advance(k) / cost.round(64, k, 4096).total for k in range(6)]
+    assert found[1] == speeds.index(max(speeds))
+
+
+def test_drafting_and_overlap_limits_are_where_the_sign_changes() -> None:
+    question = Question(
+        catalog.model("deepseek-v4-flash"), catalog.hardware("8xh200"), Load(4096, 1024, 64)
+    )
+    plan = next(p for p in search(question).ranked if p.layout.algorithm)
+    limit = drafting_loses_beyond(plan, 4096)
+    assert limit is not None
+    assert best_drafts(plan.cost, plan.curve, limit, 4096) > 0
+    assert best_drafts(plan.cost, plan.curve, limit + 1, 4096) == 0
+    deepep = replace(plan, layout=Layout(1, 8, dp=8, ep=8, a2a="deepep"), curve=None, drafts=0)
+    deepep = replace(deepep, cost=_cost(deepep.layout))
+    start = overlap_pays_from(deepep, 4096)
+    if start is not None and start > 2:
+        before = deepep.cost.round(start - 1, 0, 4096, tbo=True).total
+        assert before >= deepep.cost.round(start - 1, 0, 4096, tbo=False).total
+
+
+def test_limits_put_layouts_that_miss_them_last() -> None:
+    question = Question(
+        catalog.model("qwen3-32b"), catalog.hardware("8xh100"), Load(4096, 1024, 32), tpot=0.010
+    )
+    ranked = search(question).ranked
+    missed = [bool(plan.misses) for plan in ranked]
+    assert missed == sorted(missed)
+    assert any(missed)
+    assert not missed[0]
+
+
+PLAN = ("plan", "--model", "deepseek-v4-flash", "--hardware", "8xh200", "--concurrency", "128")
+
+
+def test_every_number_of_a_plan_says_where_it_comes_from() -> None:
+    shown = json.loads(runner.invoke(app, [*PLAN, "--json"]).output)
+    assert shown["ranked"]
+    for plan in shown["ranked"]:
+        for number in plan["numbers"].values():
+            assert number["basis"] in ("measured", "derived", "assumed")
+    assert shown["verify_budget"]["1"] >= shown["verify_budget"]["512"]
+    text = runner.invoke(app, [*PLAN, "--explain"]).output
+    number_lines = re.findall(r"^  \S.*: .*$", text.split("memory per rank, GiB")[0], re.M)
+    assert number_lines
+    assert all(re.search(r"\((measured|derived|assumed)\)$", line) for line in number_lines)
+    assert text.count("loses by") == 2
+    assert "measure time of" in text
+
+
+def test_a_plan_becomes_a_preset_that_launch_takes(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert runner.invoke(app, [*PLAN, "--preset", str(path)]).exit_code == 0
+    shown = runner.invoke(app, ["launch", str(path), "--dry-run", "--json"])
+    assert shown.exit_code == 0
+    assert "--speculative-algorithm" in json.loads(shown.output)["argv"]
+
+
+def test_a_plan_of_a_local_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(catalog.model("qwen3-8b").config))
+    preset = tmp_path / "p.yaml"
+    words = ["plan", "--model", str(tmp_path), "--hardware", "h100", "--gpus", "2"]
+    result = runner.invoke(app, [*words, "--preset", str(preset)])
+    assert result.exit_code == 0, result.output
+    shown = runner.invoke(app, ["launch", str(preset), "--dry-run"])
+    assert str(tmp_path) in shown.output
+
+
+def test_a_picture_shows_every_rank_with_its_experts(tmp_path: Path) -> None:
+    question = Question(
+        catalog.model("deepseek-v3.2"), catalog.hardware("2x8xh100"), Load(4096, 512, 64)
+    )
+    answer = search(question)
+    plan = next(p for p in answer.ranked if p.layout.ep == 16)
+    svg = draw(answer, plan)
+    ET.fromstring(svg)
+    words = re.findall(r">([^<]+)</text>", svg)
+    assert [w for w in words if w.startswith("rank ")] == [f"rank {r}" for r in range(16)]
+    assert [w for w in words if w.startswith("node ")] == ["node 0", "node 1"]
+    assert "experts 240 to 255" in words
+
+
+def _result(tokens: float, **layout: int | str) -> str:
+    return json.dumps(
+        {
+            "model": "deepseek-v3.2", "hardware": "8xh200", "layout": layout,
+            "load": {"input_tokens": 4096, "output_tokens": 1024, "concurrency": 128},
+            "throughput": tokens,
+        }
+    )  # fmt: skip
+
+
+def test_validation_of_perfect_and_of_inverted_results(tmp_path: Path) -> None:
+    model, machine = catalog.model("deepseek-v3.2"), catalog.hardware("8xh200")
+    plans = search(Question(model, machine, Load(4096, 1024, 128))).ranked
+    one = next(p for p in plans if p.layout == Layout(1, 8, dp=4))
+    two = next(p for p in plans if p.layout == Layout(1, 8, dp=8))
+    sizes = ({"replicas": 1, "tp": 8, "dp": 4}, {"replicas": 1, "tp": 8, "dp": 8})
+    path = tmp_path / "bench.jsonl"
+    assert one.throughput != two.throughput
+    path.write_text(f"{_result(one.throughput, **sizes[0])}\n{_result(two.throughput, **sizes[1])}")
+    found = validate(path)
+    assert [(r.points, r.median) for r in found.regions] == [(2, 0.0)]
+    assert (found.pairs, found.ranked_right) == (1, 1)
+    path.write_text(
+        f"{_result(two.throughput, **sizes[0])}\n\n{_result(one.throughput, **sizes[1])}"
+    )
+    assert validate(path).ranked_right == 0
+    half = one.throughput / 2
+    path.write_text(_result(half, **sizes[0]))
+    assert validate(path).regions[0].p90 == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("{", "line"),
+        ("[]", "line"),
+        (_result(1.0, tp=8), "replicas"),
+        (_result(1.0, replicas=1, tp=8, sp=2), "sp"),
+        (_result(0.0, replicas=1, tp=8), "throughput"),
+        (_result(1.0, replicas=1, tp=8).replace("8xh200", "8xh201"), "GPU"),
+        ("", "file"),
+    ],
+)
+def test_a_damaged_bench_file_is_refused_by_line_and_field(
+    tmp_path: Path, line: str, field: str
+) -> None:
+    path = tmp_path / "bench.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=field):
+        validate(path)
+    assert runner.invoke(app, ["plan", "--validate", str(path)]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["conditional: []", "conditional: [1.2]", "conditional: 3", "rates: [0.5]", "x: ["]
+)
+def test_a_damaged_acceptance_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "acceptance.yaml"
+    path.write_text(text)
+    assert runner.invoke(app, [*PLAN, "--acceptance", str(path)]).exit_code == 2
+
+
+def test_percentile_is_nearest_rank() -> None:
+    assert percentile([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0.9) == 9
+    assert percentile([3.0], 0.9) == 3.0
+
+
+@pytest.mark.parametrize("name", catalog.names("presets"))
+def test_every_preset_fits_in_memory(name: str) -> None:
+    preset = catalog.preset(name)
+    launch = compose(preset)
+    shape = read_shape(launch.model.config)
+    assert preset.load is not None
+    flags = launch.effective()
+    algorithm = str(flags.get("speculative-algorithm", "")).lower()
+    draft = launch.model.drafts.get(algorithm)
+    layout = Layout(
+        replicas=launch.whole("dp-size"), tp=launch.whole("tp-size"),
+        dp=launch.whole("attn-dp-size"), cp=launch.whole("attn-cp-size"),
+        ep=launch.whole("ep-size"), a2a=str(flags.get("moe-a2a-backend", "none")),
+        algorithm=algorithm, gamma=draft.gamma if draft else 0,
+    )  # fmt: skip
+    sizes = read_draft(draft, launch.model.config, shape) if draft else None
+    memory = memory_of(shape, sizes, layout, launch.hardware, preset.load)
+    assert memory.fits
+    if "mem-fraction-static" in flags:
+        fraction = float(flags["mem-fraction-static"])
+        assert memory.smallest_fraction <= fraction <= memory.largest_fraction
+
+
+def test_presets_are_what_the_planner_writes_today() -> None:
+    """A sample: `python -m sglang_ext.planner.preset_files` writes all of them again."""
+    sample = [item for i, item in enumerate(questions()) if i % 12 == 0]
+    for name, question in sample:
+        path = catalog.ROOT / "presets" / f"{name}.yaml"
+        try:
+            answer = search(question)
+        except ConfigError:
+            assert not path.exists(), name
+            continue
+        expected = report.preset_yaml(report.preset_of(answer, answer.ranked[0], name))
+        assert path.read_text() == expected, name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_plots(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "table.svg"
+    result = runner.invoke(app, ["plan", "--table", name, "--plot", str(path)])
+    assert result.exit_code == 0
+    ET.parse(path)
+
+
+def test_planning_needs_neither_torch_nor_sglang() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['sglang'] = None\n"
+        "from sglang_ext.cli import app\n"
+        "app(['plan', '--model', 'qwen3-8b', '--hardware', '8xh100', '--explain'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
