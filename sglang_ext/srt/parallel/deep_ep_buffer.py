@@ -2,9 +2,9 @@
 
     deep_ep            CUDA kernels over NVLink and RDMA, asynchronous on a communication stream
     torch.distributed  all_to_all_single, gloo or NCCL; a call returns when its rows have arrived
-The difference absorbed here: buffers of registered memory, SMs, queue pairs, chunk sizes and streams
-have no counterpart. Such arguments are checked and change nothing in the results; what would change
-them and cannot be honoured is refused. Rows may be of any float type, not bfloat16 alone. Contract:
+The difference absorbed here: registered memory, SMs, queue pairs, chunk sizes and streams have no
+counterpart. Such arguments are accepted and change nothing in the results; what would change them
+and cannot be honoured is refused. Rows may be of any float type, not bfloat16 alone. Contract:
 deepseek-ai/DeepEP 2.1.0, `deep_ep/buffers/legacy.py`.
 """
 

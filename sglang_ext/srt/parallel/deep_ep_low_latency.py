@@ -71,6 +71,7 @@ class LowLatencyExchange:
 
         def arrive() -> None:
             if not handle.arrived:
+                self._check_newest(handle)
                 for buffer, rows in zip(buffers, finish(), strict=True):
                     _scatter(buffer, slots, rows)
                 handle.arrived = True
@@ -170,19 +171,22 @@ class LowLatencyExchange:
         return made
 
     def _check_live(self, handle: LowLatencyHandle) -> None:
-        if handle.generation <= self.generation - _LIVE:
-            raise DispatchError(
-                "handle",
-                expected=f"one of the last {_LIVE} low-latency dispatches",
-                found=f"dispatch {handle.generation} of {self.generation}",
-                remedy="Combine before the second dispatch after it; its rows are overwritten.",
-            )
+        self._check_newest(handle)
         if not handle.arrived:
             raise DispatchError(
                 "handle",
                 expected="a dispatch whose rows have arrived",
                 found="a receive hook that was not called",
                 remedy="Call the hook before the experts run.",
+            )
+
+    def _check_newest(self, handle: LowLatencyHandle) -> None:
+        if handle.generation <= self.generation - _LIVE:
+            raise DispatchError(
+                "handle",
+                expected=f"one of the last {_LIVE} low-latency dispatches",
+                found=f"dispatch {handle.generation} of {self.generation}",
+                remedy="Combine before the second dispatch after it; its rows are overwritten.",
             )
 
 

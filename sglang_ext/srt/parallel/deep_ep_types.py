@@ -13,7 +13,7 @@ from sglang_ext.core.dispatch import Copies, DispatchError
 
 @dataclass(frozen=True)
 class Config:
-    """Tuning of deep_ep's kernels. Over torch.distributed there is nothing to tune: checked, unused.
+    """Tuning of deep_ep's kernels; torch.distributed has nothing to tune, so it is unused.
 
     Raises:
         DispatchError: an odd or non-positive number of SMs.

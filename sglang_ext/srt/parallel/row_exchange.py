@@ -78,6 +78,9 @@ class RowExchange:
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
+    # A tensor of no or one element counts as contiguous whatever its strides; view asks for 1.
+    if rows.stride(-1) != 1:
+        rows = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device).copy_(rows)
     return rows.contiguous().view(torch.uint8)
 
 
