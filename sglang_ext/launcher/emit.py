@@ -68,7 +68,7 @@ def to_bash(launch: Launch) -> str:
     joined += f'{launch.hardware.nodes - 1}}}" --dist-init-addr '
     joined += '"${DIST_INIT_ADDR:?HOST:PORT of node 0}" \\\n  '
     return _fill(
-        "node.sh",
+        "node.sh.tmpl",
         preset=launch.preset.name,
         exports=_exports(launch),
         arguments=_lines(launch, "  "),
@@ -82,7 +82,7 @@ def to_slurm(launch: Launch) -> str:
     # The command stands inside single quotes of the script, where a quote has to be spelt out.
     arguments = _lines(launch, "    ").replace("'", "'\\''")
     return _fill(
-        "slurm.sh",
+        "slurm.sh.tmpl",
         preset=launch.preset.name,
         job=k8s_name(launch.preset.name),
         nodes=launch.hardware.nodes,
@@ -95,7 +95,7 @@ def to_slurm(launch: Launch) -> str:
 def to_ray(launch: Launch) -> str:
     """A Python script for a Ray cluster: one placement-group bundle per node."""
     return _fill(
-        "ray.py",
+        "ray.py.tmpl",
         preset=launch.preset.name,
         nodes=launch.hardware.nodes,
         gpus=launch.hardware.per_node,
