@@ -16,4 +16,4 @@ class Rows(NamedTuple):
     """
 
     pool: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # the name a reader expects; tuple.index is unused
