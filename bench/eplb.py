@@ -24,7 +24,7 @@ _EXAMPLE_SLOTS = [[5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1]]
 
 
 def trace(layers: int, experts: int, tokens: int, top_k: int, skew: float, half: int) -> Tensor:
-    """Tokens of each expert, [layers, experts]; popularity 1 / rank^skew, the same in both halves."""
+    """Tokens of each expert, [layers, experts]; popularity 1 / rank^skew in both halves."""
     popularity = 1.0 / np.arange(1, experts + 1) ** skew
     counts = []
     for layer in range(layers):

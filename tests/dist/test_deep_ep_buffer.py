@@ -228,8 +228,9 @@ def _check_lifetimes(group: dist.ProcessGroup) -> None:
         combine(first)
     torch.testing.assert_close(combine(second), case.x[rank] * factor)
 
+    others = torch.zeros(LIMIT, 9, dtype=torch.int64)
     with pytest.raises(DispatchError, match="ids of the dispatch"):
-        buffer.low_latency_combine(third[0], case.ids[rank] * 0 - 1, case.weights[rank], third[2])
+        buffer.low_latency_combine(third[0], others, others.float(), third[2])
     _send(buffer, case, rank)
     with pytest.raises(DispatchError, match="clean_low_latency_buffer"):
         send()
