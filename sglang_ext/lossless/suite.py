@@ -62,10 +62,8 @@ class Result:
         """0 lossless within what was tested, 1 unexplained difference, 2 could not test."""
         if self.count(State.FAIL):
             return 1
-        core = any(
-            o.state is State.PASS and o.group in ("greedy", "sampled") for o in self.outcomes
-        )
-        return 2 if self.count(State.UNDECIDED) or not core else 0
+        shown = any(o.state is State.PASS and o.group in GROUPS for o in self.outcomes)
+        return 2 if self.count(State.UNDECIDED) or not shown else 0
 
 
 # Sampled settings beside plain temperature 1: (name, changes). Two prompts each.
