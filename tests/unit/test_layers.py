@@ -15,6 +15,8 @@ FORBIDDEN = {
     "kernels": ("sglang", "transformers", "sglang_ext.srt"),
     "training": ("sglang", "sglang_ext.srt"),
     "demo": ("sglang", "sglang_ext.srt"),
+    "launcher": ("sglang", "torch", "sglang_ext.kernels", "sglang_ext.srt"),
+    "planner": ("sglang", "torch", "sglang_ext.kernels", "sglang_ext.srt"),
     "lossless": ("sglang", "sglang_ext.srt", "torch"),
     "calibrate": ("sglang", "sglang_ext.srt"),
     "bench_cli": ("sglang", "sglang_ext.srt"),
