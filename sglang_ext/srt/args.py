@@ -22,6 +22,7 @@ from sglang.srt.environ import envs
 
 from sglang_ext.core.spec.calibration import StsTemperatures
 from sglang_ext.core.spec.draft_config import (
+    BUNDLED_V4,
     DraftConfig,
     DraftConfigError,
     TargetFacts,
@@ -31,6 +32,7 @@ from sglang_ext.core.spec.draft_config import (
 )
 from sglang_ext.core.spec.draft_tensors import check_tensors, read_headers
 from sglang_ext.core.spec.sps import load_table
+from sglang_ext.srt.spec.bundled import carries_draft, draft_view
 from sglang_ext.srt.spec.checkpoint import local_folder
 from sglang_ext.srt.spec.policy import ours
 
@@ -106,13 +108,18 @@ def target_facts(model_config: Any) -> TargetFacts:
 def read_draft(folder: Path, algorithm: str, target: TargetFacts) -> DraftConfig:
     """The draft's config, held to the target and to the headers of its own weight files."""
     draft = parse(read_config(folder), algorithm=algorithm, target=target)
-    check_tensors(draft, read_headers(folder))
+    # The view of a bundled draft was held to its tensors when it was made.
+    if draft.architecture != BUNDLED_V4:
+        check_tensors(draft, read_headers(folder))
     return draft
 
 
 def _draft_folder(cfg: Any, algorithm: str) -> Path:
     if cfg.speculative_draft_model_path is not None:
-        return local_folder(cfg.speculative_draft_model_path)
+        given = local_folder(cfg.speculative_draft_model_path)
+        return draft_view(given) if _bundled(given, algorithm) else given
+    if _bundled(Path(cfg.model_path), algorithm):
+        return draft_view(Path(cfg.model_path))
     inside = Path(cfg.model_path) / algorithm.lower()
     if (inside / "config.json").is_file():
         return inside
@@ -122,6 +129,12 @@ def _draft_folder(cfg: Any, algorithm: str) -> Path:
         found=None,
         remedy=f"Give the draft's path; {cfg.model_path} has no {algorithm.lower()}/ folder.",
     )
+
+
+def _bundled(folder: Path, algorithm: str) -> bool:
+    """Whether `folder` is a target that carries a DSPARK draft of its own."""
+    file = folder / "config.json"
+    return algorithm == "DSPARK" and file.is_file() and carries_draft(read_config(folder))
 
 
 def _gamma(cfg: Any, algorithm: str, draft: DraftConfig) -> int:

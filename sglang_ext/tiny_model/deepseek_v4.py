@@ -21,6 +21,9 @@ from sglang_ext.tiny_model.tokenizer import EOS, MASK, PAD, save_tokenizer
 Quant = Literal["none", "fp8", "fp4"]
 Shape = tuple[int, ...]
 DSPARK_STAGES = 3
+# What SGLang's chat format of DeepSeek-V4 looks up in a tokenizer.
+_EOS = "<｜end▁of▁sentence｜>"
+_CHAT = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 
 
 def tiny_config(layers: int = 6, *, with_dspark: bool = False, **changes: Any) -> dict[str, Any]:
@@ -282,5 +285,5 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    save_tokenizer(folder, raw["vocab_size"])
+    save_tokenizer(folder, raw["vocab_size"], eos=_EOS, chat=_CHAT)
     return folder

@@ -17,6 +17,8 @@ from typing import Any
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _OWN_POSITION = ("DFlashDraftModel", "DFlash2DraftModel")
+# The draft inside a DeepSeek-V4 checkpoint, under the name this package gives it.
+BUNDLED_V4 = "SglangExtDeepseekV4DSpark"
 
 
 class DraftConfigError(ValueError):
@@ -272,20 +274,22 @@ def _layer_masks(reader: _Reader, layers: int) -> tuple[tuple[int, ...], tuple[b
 
 def _layer_ids(reader: _Reader, layers: int, target: TargetFacts) -> tuple[tuple[int, ...], bool]:
     given = reader.get("target_layer_ids")
+    # SGLang hands out what goes INTO a dense layer, so nothing behind the last one; V4 captures
+    # what comes out.
+    last = target.num_hidden_layers - (1 if reader.get("architectures") == [BUNDLED_V4] else 2)
     if given is None:
         return default_target_layer_ids(target.num_hidden_layers, layers), True
     valid = (
         isinstance(given, list)
         and len(given) > 0
         and all(isinstance(i, int) and not isinstance(i, bool) for i in given)
-        and all(0 <= i < target.num_hidden_layers - 1 for i in given)
+        and all(0 <= i <= last for i in given)
         and all(a < b for a, b in pairwise(given))
     )
     if not valid:
         raise DraftConfigError(
             "target_layer_ids",
-            expected="strictly increasing layer numbers from 0 to "
-            f"{target.num_hidden_layers - 2}, the last layer left out",
+            expected=f"strictly increasing layer numbers from 0 to {last}",
             found=given,
             remedy="This draft was trained for another target; use the draft made for this one.",
         )

@@ -150,10 +150,11 @@ def read_headers(path: str | Path) -> dict[str, Shape]:
             found="none",
             remedy="Download the draft's weights beside its config.json.",
         )
-    return {canonical(name): shape for file in files for name, shape in _header(file).items()}
+    return {canonical(name): shape for file in files for name, shape in read_header(file).items()}
 
 
-def _header(file: Path) -> dict[str, Shape]:
+def read_header(file: Path) -> dict[str, Shape]:
+    """Name to shape of every tensor in one file; DraftConfigError when it is truncated."""
     size = file.stat().st_size
     with file.open("rb") as handle:
         prefix = handle.read(8)

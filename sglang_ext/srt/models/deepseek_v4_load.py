@@ -154,15 +154,17 @@ def load(
     wanted: dict[str, Shape],
     *,
     partial: bool,
+    passed: tuple[str, ...] = ("mtp.",),
 ) -> None:
-    """Load `weights` into the parameters of the target.
+    """Load `weights` into the parameters of the target, or of the draft it carries.
 
-    partial: a replacement of some weights of a loaded model.
+    partial: a replacement of some weights of a loaded model. passed: begin of the names that are
+    left alone, the other model's.
 
     Raises:
         DeepseekV4TensorError: anything missing (unless `partial`), surplus or misshaped.
     """
-    reader = TensorReader(config, wanted, passed=("mtp.",))
+    reader = TensorReader(config, wanted, passed)
     parameters = dict(model.named_parameters())
     for name, tensor in reader.read(weights):
         place = placement(name)
