@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from sglang_ext.launcher.catalog import ROOT
 from sglang_ext.launcher.compose import Launch, flag_names

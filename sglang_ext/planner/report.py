@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from rich.table import Table
 
 from sglang_ext.launcher.catalog import Preset

@@ -122,7 +122,8 @@ class Stages(nn.Module):
     def __init__(self, config: DeepseekV4Config, prefix: str) -> None:
         super().__init__()
         assert config.dspark is not None
-        self.mtp = nn.ModuleList(
+        # Typed Any: the stages' own attributes are what this file works with.
+        self.mtp: Any = nn.ModuleList(
             Stage(config, stage, f"{prefix}.mtp.{stage}") for stage in range(config.dspark.stages)
         )
 
