@@ -39,11 +39,15 @@ _CGROUP_FILES = (
 SPINS = 1000
 
 
+def all_ranks(cfg: Any) -> int:
+    """Model ranks on all nodes."""
+    dp = 1 if cfg.enable_dp_attention else max(cfg.dp_size or 1, 1)
+    return (cfg.tp_size or 1) * (cfg.pp_size or 1) * dp
+
+
 def ranks_on_node(cfg: Any) -> int:
     """Model ranks this node will start."""
-    dp = 1 if cfg.enable_dp_attention else max(cfg.dp_size or 1, 1)
-    total = (cfg.tp_size or 1) * (cfg.pp_size or 1) * dp
-    return max(total // max(cfg.nnodes or 1, 1), 1)
+    return max(all_ranks(cfg) // max(cfg.nnodes or 1, 1), 1)
 
 
 def thread_sets(ranks: int, cpus: list[int]) -> str:
@@ -60,8 +64,10 @@ def thread_sets(ranks: int, cpus: list[int]) -> str:
     )
 
 
-def _bind_threads(ranks: int) -> None:
-    if ranks > 1 and not os.environ.get(THREAD_BINDING):
+def _bind_threads(ranks: int, everywhere: int) -> None:
+    """Give this node's ranks their cores; SGLang asks for that as soon as there are two ranks
+    anywhere and fewer NUMA nodes here."""
+    if everywhere > 1 and not os.environ.get(THREAD_BINDING):
         os.environ[THREAD_BINDING] = thread_sets(ranks, sorted(os.sched_getaffinity(0)))
 
 
@@ -147,5 +153,5 @@ def resolve_cpu_defaults(server_args: Any) -> None:
     if cfg.max_total_tokens is None:
         decided["max_total_tokens"] = token_capacity(model.context_len)
     declare_resolution(server_args, SOURCE, **decided)
-    _bind_threads(ranks_on_node(cfg))
+    _bind_threads(ranks_on_node(cfg), all_ranks(cfg))
     _limit_spinning()
