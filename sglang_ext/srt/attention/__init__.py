@@ -25,12 +25,17 @@ def register() -> None:
 
 def _create_portable(runner: ModelRunner) -> AttentionBackend:
     """The backend that the runner's model needs; a draft beside it gets its own."""
-    from sglang_ext.srt.models.deepseek_v32_setup import is_ours
+    from sglang_ext.srt.models import deepseek_v4_setup, deepseek_v32_setup
 
-    if is_ours(runner.model_config.hf_config):
+    config = runner.model_config.hf_config
+    if deepseek_v32_setup.is_ours(config):
         from sglang_ext.srt.attention.dsa import DsaAttnBackend
 
         return DsaAttnBackend(runner)
+    if deepseek_v4_setup.is_ours(config):
+        from sglang_ext.srt.attention.dsv4 import Dsv4AttnBackend
+
+        return Dsv4AttnBackend(runner)
     from sglang_ext.srt.attention.portable import PortableAttnBackend
 
     return PortableAttnBackend(runner)

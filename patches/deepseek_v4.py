@@ -1,0 +1,159 @@
+"""DeepSeek-V4 under a name of ours, with its own token pool, on devices without CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_ext.patches.hooks import hook
+from sglang_ext.patches.ledger import Kind, Patch, Stage, Where
+
+_CONFIG = "sglang.srt.configs.model_config"
+_POOL = "sglang.srt.mem_cache.kv_cache_configurator"
+_SIZE = "sglang.srt.model_executor.pool_configurator"
+_LOADER = "sglang.srt.model_loader.utils"
+_UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt"
+
+
+def _get_config(original: Callable[..., Any], model: str, *args: Any, **kwargs: Any) -> Any:
+    from sglang_ext.plugin import wants_portable_cpu
+    from sglang_ext.srt.models import deepseek_v4_setup as setup
+
+    config = original(model, *args, **kwargs)
+    if not (setup.names_v4(config) and setup.wanted(wants_portable_cpu())):
+        return config
+    from transformers import PretrainedConfig
+
+    raw, _ = PretrainedConfig.get_config_dict(model, revision=kwargs.get("revision"))
+    return setup.claimed(config, {**raw, **(kwargs.get("model_override_args") or {})})
+
+
+def _build_pool(
+    original: Callable[..., Any],
+    configurator: Any,
+    *,
+    max_total_num_tokens: int,
+    mha_pool_class: type,
+    quant_method: Any = None,
+) -> Any:
+    from sglang_ext.srt.models import deepseek_v4_setup as setup
+
+    if setup.is_ours(configurator.model_config.hf_config):
+        from sglang_ext.srt.cache.dsv4_pool import pool_class
+
+        mha_pool_class = pool_class(setup.read(configurator.model_config.hf_config))
+    return original(
+        configurator,
+        max_total_num_tokens=max_total_num_tokens,
+        mha_pool_class=mha_pool_class,
+        quant_method=quant_method,
+    )
+
+
+def _cell_size(
+    original: Callable[..., int], pool_configurator: Any, kvc: Any, num_layers: int
+) -> int:
+    from sglang_ext.srt.models import deepseek_v4_setup as setup
+
+    if not setup.is_ours(kvc.model_config.hf_config):
+        return original(pool_configurator, kvc, num_layers)
+    from sglang_ext.srt.cache.dsv4_pool import bytes_per_token
+
+    facts = setup.read(kvc.model_config.hf_config)
+    return bytes_per_token(facts, kvc.kv_cache_dtype, kvc.page_size)
+
+
+def _model_class(original: Callable[..., Any], model_config: Any) -> Any:
+    from sglang_ext.srt.models import deepseek_v4_setup as setup
+
+    if setup.is_ours(model_config.hf_config):
+        from sglang.srt.models.registry import ModelRegistry
+
+        from sglang_ext.srt.models.deepseek_v4 import DeepseekV4ForCausalLM
+
+        ModelRegistry.models[setup.ARCHITECTURE] = DeepseekV4ForCausalLM
+    return original(model_config)
+
+
+def _resolve_args(server_args: Any, previous: Callable[[Any], None]) -> None:
+    from sglang_ext.srt.models.deepseek_v4_setup import resolve
+
+    resolve(server_args)
+    previous(server_args)
+
+
+def _register_args() -> None:
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+    register_resolution_hook("handle_model_specific_adjustments")(_resolve_args)
+
+
+CONFIG_PATCH = Patch(
+    name="deepseek-v4-name",
+    target=f"{_CONFIG}:get_config",
+    kind=Kind.AROUND,
+    where=Where.ANY,
+    why="the official architecture name selects a backend, pool and K/V format that need CUDA, "
+    "and an override of the name in the arguments would reach the draft as well",
+    upstream=f"{_UPSTREAM}/configs/model_config.py",
+    signature="(model: str, trust_remote_code: bool, revision: Optional[str] = None, "
+    "model_override_args: Optional[dict] = None, model_config_parser: str = 'auto', **kwargs)",
+    until="SGLang's DeepSeek-V4 asks the platform what it can run",
+    apply=lambda: hook(f"{_CONFIG}.get_config", _get_config, Kind.AROUND),
+)
+
+ARGS_PATCH = Patch(
+    name="deepseek-v4-args",
+    target="sglang.srt.arg_groups.model_hook:handle_model_specific_adjustments",
+    kind=Kind.RESOLUTION,
+    where=Where.ANY,
+    why="options that this package's DeepSeek-V4 cannot honour are refused before the start",
+    upstream="https://github.com/sgl-project/sglang (official extension point)",
+    signature="(server_args: 'Any')",
+    until="SGLang's DeepSeek-V4 asks the platform what it can run",
+    apply=_register_args,
+)
+
+POOL_PATCH = Patch(
+    name="deepseek-v4-pool",
+    target=f"{_POOL}:KVCacheConfigurator._build_mha_kv_pool",
+    kind=Kind.AROUND,
+    where=Where.ANY,
+    stage=Stage.BACKEND,
+    why="a platform may name a pool class, but is not told which model it is for",
+    upstream=f"{_UPSTREAM}/mem_cache/kv_cache_configurator.py",
+    signature="(self, *, max_total_num_tokens: 'int', mha_pool_class: 'type', quant_method=None) "
+    "-> 'KVCache'",
+    until="get_kv_pool_cls is given the model's config",
+    apply=lambda: hook(f"{_POOL}.KVCacheConfigurator._build_mha_kv_pool", _build_pool, Kind.AROUND),
+)
+
+SIZE_PATCH = Patch(
+    name="deepseek-v4-size",
+    target=f"{_SIZE}:DefaultPoolConfigurator._compute_cell_size",
+    kind=Kind.AROUND,
+    where=Where.ANY,
+    stage=Stage.BACKEND,
+    why="bytes per token are worked out from heads and head size, not from the pool's class",
+    upstream=f"{_UPSTREAM}/model_executor/pool_configurator.py",
+    signature="(self, kvc: 'KVCacheConfigurator', num_layers: 'int') -> 'int'",
+    until="a pool class states its bytes per token",
+    apply=lambda: hook(
+        f"{_SIZE}.DefaultPoolConfigurator._compute_cell_size", _cell_size, Kind.AROUND
+    ),
+)
+
+MODEL_PATCH = Patch(
+    name="deepseek-v4-model",
+    target=f"{_LOADER}:get_model_architecture",
+    kind=Kind.AROUND,
+    where=Where.ANY,
+    stage=Stage.BACKEND,
+    why="entering a class into the registry at this point would import every model file of "
+    "SGLang's while the model runner is half imported",
+    upstream=f"{_UPSTREAM}/model_loader/utils.py",
+    signature="(model_config: sglang.srt.configs.model_config.ModelConfig) -> "
+    "Tuple[Type[torch.nn.modules.module.Module], str]",
+    until="the registry takes a class by its import path",
+    apply=lambda: hook(f"{_LOADER}.get_model_architecture", _model_class, Kind.AROUND),
+)

@@ -1,0 +1,60 @@
+"""What a DeepSeek-V4 layer hands to its attention backend beside the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Angles = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """What new tokens give to a compressor, and how it ends.
+
+    raw: [rows, 2 * series * dim] float32, see `core.compress.raw_rows`.
+    norm: [dim], weight of the norm behind the pooling.
+    """
+
+    raw: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class IndexInputs:
+    """An indexer's side of a layer.
+
+    new: what the tokens give to its compressor.
+    query: gives ([rows, heads, dim], [rows, heads] float32). A call, because a forward whose
+        entries all fit into top_k needs none.
+    top_k: most entries a row attends to.
+    """
+
+    new: NewRows
+    query: Callable[[], tuple[Tensor, Tensor]]
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Dsv4Inputs:
+    """One layer's new tokens and the means to select and read old ones.
+
+    Attributes:
+        latent: [rows, dim], normalised and rotated; key and value of the window.
+        sink: [heads] float32 logits.
+        ratio: 0, 4 or 128.
+        eps: of the compressors' norms.
+        angles: positions [n] -> (cos, sin) [n, rope / 2] of the layer's rotation.
+        new: None without a compressor.
+        index: None without an indexer.
+    """
+
+    latent: Tensor
+    sink: Tensor
+    ratio: int
+    eps: float
+    angles: Angles
+    new: NewRows | None = None
+    index: IndexInputs | None = None

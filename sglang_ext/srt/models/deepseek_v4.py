@@ -1,0 +1,213 @@
+"""DeepSeek-V4 for SGLang on any device.
+
+The residual is `hc_mult` streams per token. A layer:
+
+    streams --hc_pre--> x --norm--> attention --hc_post--> streams
+    streams --hc_pre--> x --norm--> experts   --hc_post--> streams
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
+from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.utils.common import LazyValue
+from torch import Tensor, nn
+
+from sglang_ext.kernels.hyper_connection import HcMix, hc_head, hc_post, hc_pre
+from sglang_ext.srt.models.deepseek_v4_attention import Rotation, SharedLatentAttention
+from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.models.deepseek_v4_load import load
+from sglang_ext.srt.models.deepseek_v4_moe import MoE
+from sglang_ext.srt.models.deepseek_v4_names import required_tensors
+from sglang_ext.srt.models.deepseek_v4_setup import read
+
+
+class DecoderLayer(nn.Module):
+    """One block of the target, or one stage of the bundled draft."""
+
+    def __init__(
+        self, config: DeepseekV4Config, layer_id: int, ratio: int, prefix: str, *, hashed: bool
+    ) -> None:
+        super().__init__()
+        hidden, n = config.hidden_size, config.hc_mult
+        self.config = config
+        self.attn = SharedLatentAttention(config, layer_id, ratio, f"{prefix}.attn")
+        self.ffn = MoE(config, layer_id, f"{prefix}.ffn", hashed=hashed)
+        self.attn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.ffn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        for part in ("hc_attn", "hc_ffn"):
+            self.register_parameter(f"{part}_fn", wide(n * (2 + n), n * hidden))
+            self.register_parameter(f"{part}_base", wide(n * (2 + n)))
+            self.register_parameter(f"{part}_scale", wide(3))
+
+    def forward(
+        self,
+        streams: Tensor,
+        rotation: Rotation,
+        positions: Tensor,
+        input_ids: Tensor,
+        forward_batch: Any,
+    ) -> Tensor:
+        """streams [tokens, n, hidden] -> the same shape."""
+        mix = self._mix(streams, "hc_attn")
+        y = self.attn(self.attn_norm(mix.x), rotation, positions, forward_batch)
+        streams = hc_post(tensor_model_parallel_all_reduce(y), streams, mix.post, mix.comb)
+
+        mix = self._mix(streams, "hc_ffn")
+        y = self.ffn(self.ffn_norm(mix.x), input_ids)
+        return hc_post(tensor_model_parallel_all_reduce(y), streams, mix.post, mix.comb)
+
+    def _mix(self, streams: Tensor, part: str) -> HcMix:
+        config = self.config
+        return hc_pre(
+            streams,
+            *(getattr(self, f"{part}_{name}") for name in ("fn", "base", "scale")),
+            iters=config.hc_sinkhorn_iters,
+            eps=config.hc_eps,
+            rms_eps=config.rms_norm_eps,
+        )
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, and the streams brought back to one normalised hidden state."""
+
+    def __init__(self, config: DeepseekV4Config, prefix: str) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed"
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, ratio, f"{prefix}.layers.{i}", hashed=config.is_hash(i))
+            for i, ratio in enumerate(config.compress_ratios)
+        )
+        n, hidden = config.hc_mult, config.hidden_size
+        self.hc_head_fn, self.hc_head_base = wide(n, n * hidden), wide(n)
+        self.hc_head_scale = wide(1)
+        self.norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.plain = Rotation(config, compressed=False)
+        self.stretched = Rotation(config, compressed=True)
+        self.layers_to_capture: frozenset[int] = frozenset()
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, forward_batch: Any, embeds: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """([tokens, hidden] after the final norm, features of the captured layers in order)."""
+        config = self.config
+        x = self.embed(input_ids) if embeds is None else embeds
+        streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
+        captured = []
+        for layer_id, layer in enumerate(self.layers):
+            rotation = self.stretched if config.compress_ratios[layer_id] else self.plain
+            with get_global_expert_distribution_recorder().with_current_layer(layer_id):
+                streams = layer(streams, rotation, positions, input_ids, forward_batch)
+            if layer_id in self.layers_to_capture:
+                captured.append(feature(streams))
+        weights = (self.hc_head_fn, self.hc_head_base, self.hc_head_scale)
+        x = hc_head(streams, *weights, eps=config.hc_eps, rms_eps=config.rms_norm_eps)
+        return self.norm(x), captured
+
+
+class DeepseekV4ForCausalLM(nn.Module):
+    """Entry that SGLang constructs, loads and calls."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__()
+        if quant_config is not None:
+            raise ValueError(
+                f"--quantization: expected unset with DeepSeek-V4 on this package, found "
+                f"{quant_config.get_name()}. fp8 and fp4 checkpoints are widened at load."
+            )
+        self.config = config
+        self.facts = read(config)
+        self.model = Decoder(self.facts, f"{prefix}.model" if prefix else "model")
+        self.lm_head = ParallelLMHead(
+            self.facts.vocab_size,
+            self.facts.hidden_size,
+            prefix=f"{prefix}.lm_head" if prefix else "lm_head",
+        )
+        self.logits_processor = LogitsProcessor(config)
+        self._loaded = False
+        # Read by SGLang when it rebalances experts.
+        self.routed_experts_weights_of_layer = LazyValue(
+            lambda: {i: layer.ffn.routed_weights() for i, layer in enumerate(self.model.layers)}
+        )
+
+    @property
+    def start_layer(self) -> int:
+        return 0
+
+    @property
+    def end_layer(self) -> int:
+        return self.facts.num_hidden_layers
+
+    @classmethod
+    def get_model_config_for_expert_location(cls, config: Any) -> ModelConfigForExpertLocation:
+        facts = read(config)
+        return ModelConfigForExpertLocation(
+            num_layers=facts.num_hidden_layers,
+            num_logical_experts=facts.n_routed_experts,
+            num_groups=None,
+        )
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed
+
+    def get_embed_and_head(self) -> tuple[Tensor, Tensor]:
+        return self.model.embed.weight, self.lm_head.weight
+
+    def set_dflash_layers_to_capture(self, layer_ids: list[int]) -> None:
+        """Collect, for a draft, the mean over the streams of the OUTPUT of these layers.
+
+        Raises:
+            ValueError: a layer that is not there.
+        """
+        unknown = [i for i in layer_ids if not 0 <= i < self.facts.num_hidden_layers]
+        if unknown:
+            raise ValueError(
+                f"target layer ids: expected 0 to {self.facts.num_hidden_layers - 1}, found "
+                f"{unknown}. The draft was made for another target."
+            )
+        self.model.layers_to_capture = frozenset(layer_ids)
+
+    set_dspark_layers_to_capture = set_dflash_layers_to_capture
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+    ) -> Any:
+        hidden, captured = self.model(input_ids, positions, forward_batch, input_embeds)
+        return self.logits_processor(
+            input_ids, hidden, self.lm_head, forward_batch, captured or None
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load a whole checkpoint; later calls may replace some of the weights.
+
+        Raises:
+            DeepseekV4TensorError: anything missing, surplus or misshaped.
+        """
+        load(self, self.facts, weights, required_tensors(self.facts), partial=self._loaded)
+        self._loaded = True
+
+
+def feature(streams: Tensor) -> Tensor:
+    """[tokens, n, hidden] -> [tokens, hidden], what a draft reads of a layer's output."""
+    return streams.float().mean(dim=1).to(streams.dtype)
+
+
+def wide(*shape: int) -> nn.Parameter:
+    """A float32 parameter whatever the model's dtype."""
+    return nn.Parameter(torch.empty(*shape, dtype=torch.float32), requires_grad=False)
