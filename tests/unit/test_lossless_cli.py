@@ -13,7 +13,19 @@ from typer.testing import CliRunner
 from sglang_ext.cli import app
 from tests.unit.fake_openai import Change, FakeServer
 
-QUICK = ("--sets", "code,math", "--limit", "6", "--tokens", "12", "--concurrency", "1,4")
+SIZES = (
+    "--limit",
+    "6",
+    "--tokens",
+    "12",
+    "--samples",
+    "60",
+    "--sampled-prompts",
+    "2",
+    "--depth",
+    "3",
+)
+QUICK = ("--sets", "code,math", "--concurrency", "1,4", *SIZES)
 
 
 @pytest.fixture(scope="module")
