@@ -24,8 +24,9 @@ from sglang_ext.srt.models.deepseek_v32_config import OFFICIAL, DeepseekV32Confi
 
 ARCHITECTURE = "SglangExtDeepseekV32ForCausalLM"
 SOURCE = "sglang_ext.deepseek_v32"
-# Where the quantisation entry is kept from SGLang, whose layers would expect fp8 weights.
-_QUANTISATION = "sglang_ext_quantization_config"
+# The fields as they were read. SGLang changes its copy: on a CPU it rounds sizes up to multiples
+# of the rank count, and a quantisation entry would make its layers expect fp8 weights.
+_FIELDS = "sglang_ext_deepseek_v32"
 
 
 def is_ours(hf_config: Any) -> bool:
@@ -41,9 +42,7 @@ def wanted(portable_cpu: bool) -> bool:
 
 def read(hf_config: Any) -> DeepseekV32Config:
     """The checkpoint's facts from the config that SGLang hands a model."""
-    raw = hf_config.to_dict()
-    raw["quantization_config"] = raw.pop(_QUANTISATION, None)
-    return parse(raw)
+    return parse(getattr(hf_config, _FIELDS))
 
 
 def claimed(hf_config: Any, folder: str, overrides: dict[str, Any] | None) -> Any:
@@ -56,7 +55,7 @@ def claimed(hf_config: Any, folder: str, overrides: dict[str, Any] | None) -> An
         return hf_config
     ours = copy.deepcopy(hf_config)
     ours.architectures = [ARCHITECTURE]
-    setattr(ours, _QUANTISATION, getattr(ours, "quantization_config", None))
+    setattr(ours, _FIELDS, hf_config.to_dict())
     ours.quantization_config = None
     file = Path(folder) / "config.json"
     if file.is_file():
