@@ -1,0 +1,89 @@
+"""Speculation on DeepSeek-V4: the bundled DSpark draft, and rejection at every place of a block."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_ext.tiny_model.deepseek_v4 import write
+from tests.e2e.client import greedy
+from tests.e2e.faults import VARIABLE
+from tests.e2e.scripted_draft import SCRIPT, SCRIPTED
+from tests.e2e.servers import Server, Spec
+from tests.e2e.stand import STEADY, Stand
+from tests.e2e.workload import accepted, ids_of, random_prompt, run_batches
+
+pytestmark = pytest.mark.e2e
+
+# Tokens of context that end before, at and behind the ends of CSA blocks (4) and HCA blocks (128).
+EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 251, 255)
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers (window, window, CSA, HCA), the depth that the dense drafts were made for."""
+    return write(tmp_path_factory.mktemp("v4") / "model", layers=4, with_dspark=True)
+
+
+def plain(stand: Stand, target: Path) -> Server:
+    return stand.server(stand.plain_spec(target, "--disable-overlap-schedule"))
+
+
+def bundled(stand: Stand, target: Path, gamma: int, *flags: object) -> Server:
+    """DSPARK with the draft inside the target; no draft path is given."""
+    speculation = (
+        "--speculative-algorithm", "DSPARK", "--speculative-num-draft-tokens", gamma + 1,
+    )  # fmt: skip
+    return stand.server(stand.plain_spec(target, *speculation, *flags, env=STEADY))
+
+
+def test_bundled_draft_changes_nothing(stand: Stand, target: Path) -> None:
+    expected = ids_of(run_batches(plain(stand, target).client))
+    for gamma in (5, 2):
+        found = run_batches(bundled(stand, target, gamma).client)
+        assert ids_of(found) == expected, gamma
+        assert sum(accepted(found)) > 0
+
+
+def scripted(stand: Stand, spec: Spec, texts: list[list[int]], folder: Path) -> Server:
+    """A server whose drafts come from `texts`, right for a changing number of rows."""
+    script = folder / "script.json"
+    script.write_text(json.dumps(texts))
+    env = dict(spec.env) | {VARIABLE: SCRIPTED, SCRIPT: str(script)}
+    return stand.server(Spec.of(*spec.argv, env=env))
+
+
+@pytest.mark.parametrize("gamma", [1, 5, 8])
+def test_rejection_at_every_place(
+    stand: Stand, target: Path, gamma: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every accepted count at positions around the ends of blocks leaves the state as it was."""
+    prompts = [random_prompt(edge, 7000 + edge) for edge in EDGES]
+    params = greedy(NEW, ignore_eos=True)
+    answers = plain(stand, target).client.batch(prompts, params)
+    texts = [p + list(a.ids) for p, a in zip(prompts, answers, strict=True)]
+    draft = stand.checkpoints.draft("DFLASH", "zlab")
+    spec = stand.spec("DFLASH", draft, target, gamma)
+    client = scripted(stand, spec, texts, tmp_path_factory.mktemp("script")).client
+    replies = client.batch(prompts, params)
+    assert [r.ids for r in replies] == [a.ids for a in answers]
+    counts = accepted([replies])
+    assert len(counts) == gamma + 1
+    assert all(counts), f"accepted counts that never occurred: {counts}"
+
+
+def test_missing_draft_tensor_is_named(stand: Stand, tmp_path: Path) -> None:
+    """A config that promises a draft the files do not hold stops the start."""
+    folder = write(tmp_path / "model", layers=4)
+    config = json.loads((folder / "config.json").read_text())
+    promised = json.loads((write(tmp_path / "other", layers=4, with_dspark=True) / "config.json")
+                          .read_text())  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | promised))
+    spec = stand.plain_spec(folder, "--speculative-algorithm", "DSPARK")
+    code, log, _ = stand.pool.launch_and_wait(spec)
+    assert code not in (0, None)
+    assert "mtp.0." in log
+    assert "bundled draft" in log
