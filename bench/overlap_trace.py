@@ -66,8 +66,8 @@ def events(name: str, process: int, times: Sequence[Timed]) -> list[dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--fixed", type=float, default=0.2,
-                        help="share of an operation's time that a half batch does not halve")  # fmt: skip
+    shrinks_not = "share of an operation's time that a half batch does not halve"
+    parser.add_argument("--fixed", type=float, default=0.2, help=shrinks_not)
     parser.add_argument("--out", type=Path, default=Path("overlap_trace.json"))
     for name, cost in _COSTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=cost, help="us")
