@@ -125,7 +125,7 @@ def context_parallel_limits(v: View) -> Complaints:
             "DeepSeek-V4 gives the whole tp group to context parallelism.",
             f"Use --attn-cp-size {v.sizes.tp} and no --attn-dp-size.",
         )
-    if v.algorithm:
+    if v.algorithm and not v.on_cpu:
         yield (
             f"{v.algorithm} drafts from the whole prompt's features, which context parallelism "
             "splits.",

@@ -59,6 +59,8 @@ def pretend(gpu: dict[str, Any]) -> None:
     for name, value in answers.items():
         setattr(torch.cuda, name, lambda *a, _value=value, **k: _value)
     os.environ["SGLANG_EXT_PLATFORM"] = "off"
+    # Set by our platform in a parent that serves on the CPU, and inherited.
+    os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
     # SGLang asks nvidia-smi for the memory; the numbers it prints are MiB.
     from sglang_ext.srt.sgl_kernel_torch.install import install
 
