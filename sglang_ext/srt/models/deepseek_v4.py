@@ -137,9 +137,11 @@ class DeepseekV4ForCausalLM(nn.Module):
         self.logits_processor = LogitsProcessor(config)
         self._loaded = False
         # Read by SGLang when it rebalances experts.
-        self.routed_experts_weights_of_layer = LazyValue(
-            lambda: {i: layer.ffn.routed_weights() for i, layer in enumerate(self.model.layers)}
-        )
+        self.routed_experts_weights_of_layer = LazyValue(self._routed_weights)
+
+    def _routed_weights(self) -> dict[int, list[Tensor]]:
+        layers: Any = self.model.layers
+        return {i: layer.ffn.routed_weights() for i, layer in enumerate(layers)}
 
     @property
     def start_layer(self) -> int:

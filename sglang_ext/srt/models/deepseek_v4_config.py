@@ -349,7 +349,7 @@ def _dspark(read: _Reader, layers: int, extra: int) -> DsparkFacts | None:
     return DsparkFacts(
         block_size=read.integer("dspark_block_size"),
         noise_token_id=noise,
-        target_layer_ids=tuple(ids),
+        target_layer_ids=tuple(ids or ()),
         markov_rank=read.integer("dspark_markov_rank"),
         stages=extra,
     )
