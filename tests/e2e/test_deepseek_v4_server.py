@@ -1,0 +1,178 @@
+"""A tiny DeepSeek-V4 behind a real server: equal to HF, however its requests arrive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sglang_ext.tiny_model.deepseek_v4 import write
+from tests.e2e.client import Client, Reply, greedy
+from tests.e2e.stand import Stand
+from tests.e2e.workload import random_prompt
+from tests.tiny import EOS
+
+pytestmark = pytest.mark.e2e
+
+# Ends before, at and behind the ends of CSA blocks (4) and HCA blocks (128).
+LENGTHS = (1, 2, 3, 4, 5, 8, 61, 126, 127, 128, 129, 130, 255, 256, 257, 300)
+PARAMS = greedy(12, ignore_eos=True)
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Window, window, CSA, HCA, CSA, HCA."""
+    return write(tmp_path_factory.mktemp("v4") / "model")
+
+
+def _client(
+    stand: Stand, target: Path, *flags: object, env: Mapping[str, str] | None = None
+) -> Client:
+    return stand.server(stand.plain_spec(target, *flags, env=env)).client
+
+
+def _prompts() -> list[list[int]]:
+    return [random_prompt(n, 900 + n) for n in LENGTHS]
+
+
+def _ids(replies: list[Reply]) -> list[list[int]]:
+    return [reply.ids for reply in replies]
+
+
+@pytest.fixture(scope="module")
+def expected(stand: Stand, target: Path) -> list[list[int]]:
+    """Each prompt alone, in one piece, nothing cached."""
+    client, answers = _client(stand, target, "--disable-overlap-schedule"), []
+    for prompt in _prompts():
+        client.flush()
+        answers.append(client.generate(prompt, PARAMS).ids)
+    return answers
+
+
+@pytest.mark.oracle
+def test_greedy_ids_equal_transformers(target: Path, expected: list[list[int]]) -> None:
+    from tests.oracle.v4 import hf_logits, load_hf
+
+    hf = load_hf(target)
+    for prompt, ids in zip(_prompts(), expected, strict=True):
+        logits = hf_logits(hf, prompt + ids)
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == ids, len(prompt)
+
+
+def test_sixteen_requests_at_once(stand: Stand, target: Path, expected: list[list[int]]) -> None:
+    """Twice: the second time every prompt is a prefix hit, over slots used by others before."""
+    client = _client(stand, target, "--disable-overlap-schedule")
+    client.batch([random_prompt(200, n) for n in range(8)], PARAMS)
+    client.flush()
+    assert _ids(client.batch(_prompts(), PARAMS)) == expected
+    assert _ids(client.batch(_prompts(), PARAMS)) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 7, 127, 129])
+def test_chunked_prefill(stand: Stand, target: Path, expected: list[list[int]], chunk: int) -> None:
+    client = _client(stand, target, "--chunked-prefill-size", chunk)
+    assert _ids(client.batch(_prompts(), PARAMS)) == expected
+
+
+@pytest.mark.parametrize("page", [1, 4, 128])
+def test_prefix_hits_at_every_offset(stand: Stand, target: Path, page: int) -> None:
+    """Prompts that leave an earlier one at any token, or continue inside its answer."""
+    client = _client(stand, target, "--page-size", page)
+    plain = _client(stand, target, "--disable-overlap-schedule")
+    shared = random_prompt(262, 1)
+    plain.flush()
+    whole = shared + plain.generate(shared, PARAMS).ids
+    rng = random.Random(4)
+    cuts = (*range(1, 10), *range(122, 134), *range(252, len(whole)))
+    prompts = [whole[:cut] + rng.choices(range(256), k=5) for cut in cuts]
+    cold = []
+    for prompt in prompts:
+        plain.flush()
+        cold.append(plain.generate(prompt, greedy(6)).ids)
+    client.flush()
+    assert client.generate(shared, PARAMS).ids == whole[len(shared) :]
+    warm = [client.generate(prompt, greedy(6)) for prompt in prompts]
+    assert _ids(warm) == cold
+    if page == 1:
+        assert all(r.meta["cached_tokens"] >= cut - 1 for r, cut in zip(warm, cuts, strict=True))
+
+
+def test_forced_retraction(stand: Stand, target: Path, expected: list[list[int]]) -> None:
+    spec = stand.plain_spec(target, "--max-total-tokens", 1200, env=RETRACT)
+    server = stand.server(spec)
+    assert _ids(server.client.batch(_prompts(), PARAMS)) == expected
+    assert "retract" in server.log().lower()
+    assert server.client.settle() == 0
+
+
+def test_tensor_parallel(stand: Stand, target: Path, expected: list[list[int]]) -> None:
+    client = _client(stand, target, "--tp-size", 2)
+    assert _ids(client.batch(_prompts(), PARAMS)) == expected
+
+
+@pytest.mark.parametrize("quant", ["fp8", "fp4"])
+def test_quantised_checkpoint_equals_its_widened_weights(
+    stand: Stand, tmp_path: Path, quant: str
+) -> None:
+    """The same weights once as stored, once widened by hand into a plain checkpoint."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    from sglang_ext.core.quant import dequantise_fp4, dequantise_fp8
+
+    stored = write(tmp_path / "stored", quant=quant, mixing=1.0)
+    tensors = load_file(stored / "model.safetensors")
+    plain = {}
+    for name, value in tensors.items():
+        scale = tensors.get(name.removesuffix("weight") + "scale")
+        if name.endswith(".scale"):
+            continue
+        if scale is None:
+            plain[name] = value
+        elif value.element_size() == 1 and value.is_floating_point():
+            plain[name] = dequantise_fp8(value, scale)
+        else:
+            plain[name] = dequantise_fp4(value, scale)
+    wide = write(tmp_path / "wide", mixing=1.0)
+    save_file(plain, wide / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((stored / "config.json").read_text())
+    raw.pop("quantization_config")
+    (wide / "config.json").write_text(json.dumps(raw))
+    prompts = [random_prompt(n, n) for n in (3, 130)]
+    found = _client(stand, stored).batch(prompts, PARAMS)
+    assert _ids(found) == _ids(_client(stand, wide).batch(prompts, PARAMS))
+
+
+REFUSED = [
+    (("--enable-hierarchical-cache",), "--enable-hierarchical-cache: expected unset"),
+    (("--disaggregation-mode", "prefill"), "--disaggregation-mode: expected unset"),
+    (("--pp-size", 2), "--pp-size: expected unset"),
+    (("--context-length", 4096), "context"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED, ids=lambda v: str(v)[:40])
+def test_options_that_cannot_be_honoured(
+    stand: Stand, target: Path, flags: tuple[object, ...], message: str
+) -> None:
+    code, log, _ = stand.pool.launch_and_wait(stand.plain_spec(target, *flags))
+    assert code != 0
+    assert message in log
+
+
+def test_truncated_weights_end_the_start(stand: Stand, tmp_path: Path) -> None:
+    path = write(tmp_path / "cut")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    code, log, _ = stand.pool.launch_and_wait(stand.plain_spec(path))
+    assert code != 0
+    assert "SafetensorError" in log or "incomplete" in log.lower()
+
+
+def test_the_stop_token_ends_an_answer(stand: Stand, target: Path) -> None:
+    reply = _client(stand, target).generate(random_prompt(5, 5), greedy(40))
+    assert EOS not in reply.ids[:-1]
