@@ -397,6 +397,8 @@ def test_registration() -> None:
     register()
     assert backend_choices() == ["portable"]
     world = make_world(1)
+    llama = SimpleNamespace(architectures=["LlamaForCausalLM"])
+    world.runner.model_config = SimpleNamespace(hf_config=llama)
     backend = ATTENTION_BACKENDS["portable"](world.runner)
     assert isinstance(backend, PortableAttnBackend)
     assert backend.get_cpu_graph_seq_len_fill_value() == 1
