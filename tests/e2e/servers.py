@@ -24,7 +24,8 @@ from tests.e2e.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PORT = int(os.environ.get("SGLANG_EXT_TEST_PORT", "32000"))
-PORTS = 100
+# From the default on they end below the ports that Linux hands out by itself (32768).
+PORTS = 600
 READY_SECONDS = float(os.environ.get("SGLANG_EXT_TEST_START_SECONDS", "180"))
 FATAL = ("Scheduler hit an exception", "leak detected", "double free", "use-after-free")
 
