@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_ext.patches.hooks import register_resolution
 from sglang_ext.patches.ledger import Kind, Patch, Where
 
 
@@ -13,12 +14,6 @@ def _resolve_cpu(server_args: Any, previous: Callable[[Any], None]) -> None:
 
     resolve_cpu_defaults(server_args)
     previous(server_args)
-
-
-def _apply() -> None:
-    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
-
-    register_resolution_hook("handle_cpu_backends")(_resolve_cpu)
 
 
 PATCH = Patch(
@@ -31,5 +26,5 @@ PATCH = Patch(
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'Any')",
     until="SGLang's CPU engine runs without AMX and sizes itself per rank",
-    apply=_apply,
+    apply=register_resolution("handle_cpu_backends", _resolve_cpu),
 )

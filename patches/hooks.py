@@ -18,6 +18,17 @@ def hook(target: str, function: Callable[..., Any], kind: Kind) -> None:
     _registered.append(target)
 
 
+def register_resolution(step: str, function: Callable[..., None]) -> Callable[[], None]:
+    """What puts `function(server_args, previous)` around one step of SGLang's own resolution."""
+
+    def apply() -> None:
+        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+        register_resolution_hook(step)(function)
+
+    return apply
+
+
 def settle() -> None:
     """Apply what was registered; raise where SGLang logged a failure and went on."""
     from sglang.srt.plugins.hook_registry import HookRegistry

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_ext.patches.hooks import register_resolution
 from sglang_ext.patches.ledger import Kind, Patch, Where
 
 
@@ -22,15 +23,6 @@ def _check_limit(server_args: Any, previous: Callable[[Any], None]) -> None:
     check_exchange_limit(server_args)
 
 
-def _apply(step: str, function: Callable[..., None]) -> Callable[[], None]:
-    def apply() -> None:
-        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
-
-        register_resolution_hook(step)(function)
-
-    return apply
-
-
 PATCH = Patch(
     name="layout-check",
     target="sglang.srt.arg_groups.parallel_hook:handle_data_parallelism",
@@ -41,7 +33,7 @@ PATCH = Patch(
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'Any')",
     until="platforms declare the layouts they serve",
-    apply=_apply("handle_data_parallelism", _check),
+    apply=register_resolution("handle_data_parallelism", _check),
 )
 
 LIMIT_PATCH = Patch(
@@ -54,5 +46,5 @@ LIMIT_PATCH = Patch(
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'ServerArgs') -> 'None'",
     until="SGLang checks the three against each other",
-    apply=_apply("handle_speculative_decoding", _check_limit),
+    apply=register_resolution("handle_speculative_decoding", _check_limit),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_ext.patches.hooks import hook
+from sglang_ext.patches.hooks import hook, register_resolution
 from sglang_ext.patches.ledger import Kind, Patch, Where
 
 _HOOK = "sglang.srt.arg_groups.speculative_hook"
@@ -35,12 +35,6 @@ def _read_draft_first(server_args: Any, previous: Callable[[Any], None]) -> None
     previous(server_args)
 
 
-def _apply_draft_check() -> None:
-    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
-
-    register_resolution_hook("handle_speculative_decoding")(_read_draft_first)
-
-
 DRAFT_CHECK_PATCH = Patch(
     name="draft-check",
     target=f"{_HOOK}:handle_speculative_decoding",
@@ -51,7 +45,7 @@ DRAFT_CHECK_PATCH = Patch(
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'ServerArgs') -> 'None'",
     until="SGLang reads the draft's config after the algorithm's own handler",
-    apply=_apply_draft_check,
+    apply=register_resolution("handle_speculative_decoding", _read_draft_first),
 )
 
 DSPARK_PATCH = Patch(

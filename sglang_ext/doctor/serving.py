@@ -11,8 +11,7 @@ from sglang_ext import env
 from sglang_ext.doctor.report import Check
 
 ALGORITHMS = ("DSPARK", "DFLASH", "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
-# Architecture -> how the names of its entries in the ledger begin.
-MODELS = {"DeepseekV4ForCausalLM": "deepseek-v4", "DeepseekV32ForCausalLM": "deepseek-v32"}
+MODELS = ("DeepseekV4ForCausalLM", "DeepseekV32ForCausalLM")
 # The first found of each op's implementations that is not its reference.
 _FILES = ("triton", "torch")
 
@@ -130,17 +129,14 @@ def answers() -> list[dict[str, str]]:
 
 def _models() -> list[dict[str, str]]:
     """The two architectures that SGLANG_EXT_MODELS decides about, where this version has them."""
-    from sglang_ext.patches import LEDGER
     from sglang_ext.plugin import wants_portable_cpu
+    from sglang_ext.srt.models.claims import CLAIMS, wanted
 
-    choice = env.MODELS.get()
-    taken = choice == "always" or (choice == "auto" and wants_portable_cpu())
-    rows = []
-    for name, prefix in MODELS.items():
-        have = any(patch.name.startswith(prefix) for patch in LEDGER)
-        rows.append(
-            {"kind": "model", "name": name, "who": "ours" if have and taken else "SGLang's"}
-        )
+    claimed = {claim.official for claim in CLAIMS} if wanted(wants_portable_cpu()) else set()
+    rows = [
+        {"kind": "model", "name": name, "who": "ours" if name in claimed else "SGLang's"}
+        for name in MODELS
+    ]
     return [*rows, {"kind": "model", "name": "every other", "who": "SGLang's"}]
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -15,29 +13,15 @@ from torch import Tensor
 
 from sglang_ext.srt.spec.verify_input import make_verify_input
 from tests.adapters.model_world import ModelWorld
-
-
-def _topk_earliest(scores: Tensor, k: int, dim: int = -1) -> Any:
-    order = torch.sort(scores, dim=dim, descending=True, stable=True)
-    return SimpleNamespace(values=order.values[..., :k], indices=order.indices[..., :k])
+from tests.oracle import ties
 
 
 @contextmanager
 def earliest_wins() -> Iterator[None]:
-    """HF's indexer with the tie rule that this package documents.
-
-    torch.topk takes equal scores in an order that depends on sizes, so HF's own choice for a
-    sequence differs between one forward and a cached one. Zero scores are often equal.
-    """
+    """HF's indexer with equal scores taken in order; see `tests.oracle.ties`."""
     from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
-    original = DeepseekV32Indexer.forward
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        with mock.patch.object(torch.Tensor, "topk", _topk_earliest):
-            return original(self, *args, **kwargs)
-
-    with mock.patch.object(DeepseekV32Indexer, "forward", forward):
+    with ties.earliest_wins(DeepseekV32Indexer):
         yield
 
 

@@ -5,35 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-
-def _topk_earliest(scores: Tensor, k: int, dim: int = -1) -> Any:
-    order = torch.sort(scores, dim=dim, descending=True, stable=True)
-    return SimpleNamespace(values=order.values[..., :k], indices=order.indices[..., :k])
+from tests.oracle import ties
 
 
 @contextmanager
 def earliest_wins() -> Iterator[None]:
-    """HF's indexer with equal scores taken in the entries' order.
-
-    torch.topk takes them in an order that depends on sizes, so HF's own choice for a sequence
-    differs between one forward and a cached one. ReLU makes scores of exactly zero common.
-    """
+    """HF's indexer with equal scores taken in order; see `tests.oracle.ties`."""
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Indexer
 
-    original = DeepseekV4Indexer.forward
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        with mock.patch.object(torch.Tensor, "topk", _topk_earliest):
-            return original(self, *args, **kwargs)
-
-    with mock.patch.object(DeepseekV4Indexer, "forward", forward):
+    with ties.earliest_wins(DeepseekV4Indexer):
         yield
 
 

@@ -25,17 +25,12 @@ def register() -> None:
 
 def _create_portable(runner: ModelRunner) -> AttentionBackend:
     """The backend that the runner's model needs; a draft beside it gets its own."""
-    from sglang_ext.srt.models import deepseek_v4_setup, deepseek_v32_setup
+    from sglang_ext.srt.models.claims import claim_of
 
-    config = runner.model_config.hf_config
-    if deepseek_v32_setup.is_ours(config):
-        from sglang_ext.srt.attention.dsa import DsaAttnBackend
-
-        return DsaAttnBackend(runner)
-    if deepseek_v4_setup.is_ours(config):
-        from sglang_ext.srt.attention.dsv4 import Dsv4AttnBackend
-
-        return Dsv4AttnBackend(runner)
+    claim = claim_of(runner.model_config.hf_config)
+    if claim is not None:
+        backend: AttentionBackend = claim.backend_class(runner)
+        return backend
     from sglang_ext.srt.attention.portable import PortableAttnBackend
 
     return PortableAttnBackend(runner)

@@ -13,10 +13,9 @@ of a longer context selects among them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch import Tensor
 
 from sglang_ext.kernels.indexer_v32 import select_tokens
@@ -24,6 +23,7 @@ from sglang_ext.kernels.latent_attention import attend_expanded, attend_visible
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.srt.attention.dsa_inputs import DsaInputs
 from sglang_ext.srt.attention.dsa_plan import RowGroup, group, spans_of
+from sglang_ext.srt.attention.slot_backend import SlotBackend
 from sglang_ext.srt.cache.dsa_pool import DsaTokenPool
 
 if TYPE_CHECKING:
@@ -32,23 +32,21 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
-class DsaAttnBackend(AttentionBackend):
+class DsaAttnBackend(SlotBackend):
     """Attention of a DeepSeek-V3.2 target, in every mode SGLang runs.
 
     Raises:
         NotImplementedError: a pool of another layout, or slots that need translation.
     """
 
+    title = "DeepSeek-V3.2"
+    pool_type = DsaTokenPool
+
     def __init__(self, model_runner: ModelRunner) -> None:
-        super().__init__()
-        self.device = model_runner.device
-        self.req_to_token_pool = model_runner.req_to_token_pool
-        self.token_to_kv_pool = model_runner.token_to_kv_pool
-        self.kv_index_translator = getattr(model_runner, "kv_index_translator", None)
+        super().__init__(model_runner)
         self.forward_metadata: list[RowGroup] = []
         # Selections of the last layer that kept its own, by group.
         self._kept: dict[int, Tensor] = {}
-        _check_pool(self.token_to_kv_pool, self.kv_index_translator)
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan the forward; every layer of it shares the plan."""
@@ -58,15 +56,6 @@ class DsaAttnBackend(AttentionBackend):
             return
         table = self.req_to_token_pool.req_to_token
         self.forward_metadata = group(spans_of(forward_batch), table)
-
-    def get_cpu_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def support_triton(self) -> bool:
-        return False
 
     def forward(
         self,
@@ -164,15 +153,3 @@ class _LayerCall:
         if self.inputs.keeps_selection:
             self.selections[number] = slots
         return slots
-
-
-def _check_pool(pool: Any, translator: Any) -> None:
-    if getattr(translator, "is_translating", False):
-        raise NotImplementedError(
-            "unified memory pool: expected off with DeepSeek-V3.2 on this package, found on; "
-            "leave it off"
-        )
-    if not isinstance(pool, DsaTokenPool):
-        raise NotImplementedError(
-            f"token pool: expected DsaTokenPool for DeepSeek-V3.2, found {type(pool).__name__}"
-        )

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch import Tensor
 
 from sglang_ext.core.compress import visible_entries
@@ -26,6 +25,7 @@ from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.srt.attention.dsa_plan import spans_of
 from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs, NewRows
 from sglang_ext.srt.attention.row_map import Piece, RowMap, row_map
+from sglang_ext.srt.attention.slot_backend import SlotBackend
 from sglang_ext.srt.cache.dsv4_pool import Dsv4TokenPool
 
 if TYPE_CHECKING:
@@ -34,43 +34,32 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
-class Dsv4AttnBackend(AttentionBackend):
+class Dsv4AttnBackend(SlotBackend):
     """Attention of a DeepSeek-V4 target, in every mode SGLang runs.
 
     Raises:
         NotImplementedError: a pool of another layout, or slots that need translation.
     """
 
+    title = "DeepSeek-V4"
+    pool_type = Dsv4TokenPool
+
     def __init__(self, model_runner: ModelRunner) -> None:
-        super().__init__()
-        self.device = model_runner.device
-        self.req_to_token_pool = model_runner.req_to_token_pool
-        self.token_to_kv_pool = model_runner.token_to_kv_pool
-        self.kv_index_translator = getattr(model_runner, "kv_index_translator", None)
+        super().__init__(model_runner)
         self.forward_metadata = RowMap((), {})
-        _check_pool(self.token_to_kv_pool, self.kv_index_translator)
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Map the forward's rows; every layer of it shares the map."""
         if forward_batch.forward_mode.is_idle():
             self.forward_metadata = RowMap((), {})
             return
-        pool: Any = self.token_to_kv_pool
+        pool = self.token_to_kv_pool
         self.forward_metadata = row_map(
             spans_of(forward_batch),
             self.req_to_token_pool.req_to_token,
             window=pool.facts.sliding_window,
             ratios=tuple(sorted(set(pool.ratios))),
         )
-
-    def get_cpu_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def support_triton(self) -> bool:
-        return False
 
     def forward(
         self,
@@ -89,7 +78,7 @@ class Dsv4AttnBackend(AttentionBackend):
         out = torch.zeros_like(q)
         if forward_batch.forward_mode.is_idle() or not self.forward_metadata.pieces:
             return out.flatten(1)
-        pool: Any = self.token_to_kv_pool
+        pool = self.token_to_kv_pool
         call = _LayerCall(pool, pool.layer(layer.layer_id), v4)
         if save_kv_cache:
             call.write(forward_batch.out_cache_loc)
@@ -144,7 +133,7 @@ class _LayerCall:
 
     def attend(self, q: Tensor, piece: Piece, scale: float) -> Tensor:
         """q [real rows of the piece, heads, dim] -> the same shape."""
-        sources = [Rows(self.rows["latent"], piece.window_slots[piece.real])]
+        sources = [Rows(self.rows["latent"], piece.real_window_slots)]
         if self.inputs.ratio:
             index = self._entry_rows(piece)
             if index.shape[-1]:
@@ -166,15 +155,3 @@ class _LayerCall:
         own = piece.group.rows
         keys = self.rows["index_key"]
         return select_entries(q[own], weights[own], keys, rows, visible, index.top_k)
-
-
-def _check_pool(pool: Any, translator: Any) -> None:
-    if getattr(translator, "is_translating", False):
-        raise NotImplementedError(
-            "unified memory pool: expected off with DeepSeek-V4 on this package, found on; "
-            "leave it off"
-        )
-    if not isinstance(pool, Dsv4TokenPool):
-        raise NotImplementedError(
-            f"token pool: expected Dsv4TokenPool for DeepSeek-V4, found {type(pool).__name__}"
-        )

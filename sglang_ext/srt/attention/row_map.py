@@ -61,6 +61,11 @@ class Piece:
         slots = self.group.slots.gather(1, at.clamp(min=0).flatten(1)).view_as(at)
         return slots.masked_fill(at < 0, -1)
 
+    @cached_property
+    def real_window_slots(self) -> Tensor:
+        """[real rows, window] int64: `window_slots` without padding."""
+        return self.window_slots[self.real]
+
     def block_slots(self, ratio: int) -> Tensor:
         """[requests, entries] int64 slot of every block's last token; beyond the end, any."""
         return self.group.slots[:, ratio - 1 :: ratio]

@@ -22,7 +22,7 @@ from sglang.srt.utils.common import LazyValue
 from torch import Tensor, nn
 
 from sglang_ext.kernels.hyper_connection import HcMix, hc_head, hc_post, hc_pre
-from sglang_ext.srt.models.deepseek_v4_attention import Rotation, SharedLatentAttention
+from sglang_ext.srt.models.deepseek_v4_attention import Rotation, SharedLatentAttention, Turn
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.models.deepseek_v4_load import load
 from sglang_ext.srt.models.deepseek_v4_moe import MoE
@@ -51,14 +51,14 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         streams: Tensor,
-        rotation: Rotation,
+        turn: Turn,
         positions: Tensor,
         input_ids: Tensor,
         forward_batch: Any,
     ) -> Tensor:
         """streams [tokens, n, hidden] -> the same shape."""
         mix = self._mix(streams, "hc_attn")
-        y = self.attn(self.attn_norm(mix.x), rotation, positions, forward_batch)
+        y = self.attn(self.attn_norm(mix.x), turn, positions, forward_batch)
         streams = hc_post(tensor_model_parallel_all_reduce(y), streams, mix.post, mix.comb)
 
         mix = self._mix(streams, "hc_ffn")
@@ -104,11 +104,13 @@ class Decoder(nn.Module):
         config = self.config
         x = self.embed(input_ids) if embeds is None else embeds
         streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
+        kinds = {bool(ratio) for ratio in config.compress_ratios}
+        turns = {k: Turn.of(self.stretched if k else self.plain, positions) for k in kinds}
         captured = []
         for layer_id, layer in enumerate(self.layers):
-            rotation = self.stretched if config.compress_ratios[layer_id] else self.plain
+            turn = turns[bool(config.compress_ratios[layer_id])]
             with get_global_expert_distribution_recorder().with_current_layer(layer_id):
-                streams = layer(streams, rotation, positions, input_ids, forward_batch)
+                streams = layer(streams, turn, positions, input_ids, forward_batch)
             if layer_id in self.layers_to_capture:
                 captured.append(feature(streams))
         weights = (self.hc_head_fn, self.hc_head_base, self.hc_head_scale)

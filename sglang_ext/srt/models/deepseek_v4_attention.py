@@ -6,6 +6,7 @@ entries, is the attention backend's business (srt/attention/dsv4.py), which gets
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,23 @@ class Rotation(nn.Module):
         """positions [tokens] -> (cos, sin), each [tokens, rope / 2] float32."""
         frequency: Any = self.frequency
         return angles(positions, frequency)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rotation of one forward's rows, which every layer of its kind shares.
+
+    cos, sin: [tokens, rope / 2] float32. rotation: for other positions, those of entries.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    rotation: Rotation
+
+    @classmethod
+    def of(cls, rotation: Rotation, positions: Tensor) -> Turn:
+        cos, sin = rotation(positions)
+        return cls(cos, sin, rotation)
 
 
 class Compressor(nn.Module):
@@ -124,11 +142,9 @@ class SharedLatentAttention(nn.Module):
             self.indexer = Indexer(config, f"{prefix}.indexer")
         self.attn = RadixAttention(self.heads, self.dim, self.dim**-0.5, 1, layer_id)
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, positions: Tensor, forward_batch: Any
-    ) -> Tensor:
+    def forward(self, x: Tensor, turn: Turn, positions: Tensor, forward_batch: Any) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], a partial sum over the attention ranks."""
-        cos, sin = rotation(positions)
+        cos, sin = turn.cos, turn.sin
         c_q, _ = self.wq_a(x)
         c_q = self.q_norm(c_q)
         q, _ = self.wq_b(c_q)
@@ -140,7 +156,7 @@ class SharedLatentAttention(nn.Module):
             sink=self.attn_sink,
             ratio=self.ratio,
             eps=self.eps,
-            angles=rotation,
+            angles=turn.rotation,
             new=None if self.compressor is None else self.compressor(x, positions),
             index=self._index(x, c_q, cos, sin, positions),
         )

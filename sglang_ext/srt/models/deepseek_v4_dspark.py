@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.distributed import tensor_model_parallel_all_gather
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
-from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_ext.core.rope import rotate_trailing_pairs
@@ -30,11 +28,11 @@ from sglang_ext.kernels.hyper_connection import hc_head
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs
 from sglang_ext.srt.models.deepseek_v4 import DecoderLayer, wide
-from sglang_ext.srt.models.deepseek_v4_attention import Rotation
+from sglang_ext.srt.models.deepseek_v4_attention import Rotation, Turn
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config, parse
 from sglang_ext.srt.models.deepseek_v4_load import load
 from sglang_ext.srt.models.deepseek_v4_names import dspark_tensors
-from sglang_ext.srt.models.draft_backbone import product_over
+from sglang_ext.srt.models.draft_backbone import product_over, whole_logits
 from sglang_ext.srt.spec.bundled import TARGET_CONFIG
 
 
@@ -176,9 +174,10 @@ class DeepseekV4DSparkDraft(nn.Module):
         config = self.facts
         visible = Visible.of(forward_batch, len(input_ids), config.sliding_window)
         streams = self._embed(input_ids).unsqueeze(1).repeat(1, config.hc_mult, 1)
+        turn = Turn.of(self.rotation, positions)
         for stage in self.model.mtp:
             stage.attn.attn.visible = visible
-            streams = stage(streams, self.rotation, positions, input_ids, forward_batch)
+            streams = stage(streams, turn, positions, input_ids, forward_batch)
         weights = (self.last.hc_head_fn, self.last.hc_head_base, self.last.hc_head_scale)
         hidden = hc_head(streams, *weights, eps=config.hc_eps, rms_eps=config.rms_norm_eps)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
@@ -199,10 +198,7 @@ class DeepseekV4DSparkDraft(nn.Module):
     @torch.no_grad()
     def base_logits(self, hidden: Tensor) -> Tensor:
         """head(norm(h)): [rows, hidden] -> [rows, vocab], whole on every rank."""
-        logits = self._head.quant_method.apply(self._head, self.last.norm(hidden))
-        if get_parallel().tp_size > 1:
-            logits = tensor_model_parallel_all_gather(logits)
-        return logits[:, : self.facts.vocab_size]
+        return whole_logits(self._head, self.last.norm(hidden), self.facts.vocab_size)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load the draft's tensors; the target's, in the same files, are passed over.

@@ -281,10 +281,7 @@ class DraftBackbone(nn.Module):
         if self._head_rows is not None:
             logits = self._head_rows(hidden)
         else:
-            logits = self._head.quant_method.apply(self._head, hidden)
-            if get_parallel().tp_size > 1:
-                logits = tensor_model_parallel_all_gather(logits)
-            logits = logits[:, : self.draft.draft_vocab_size]
+            logits = whole_logits(self._head, hidden, self.draft.draft_vocab_size)
         if self.draft.output_multiplier != 1.0:
             logits = logits * self.draft.output_multiplier
         cap = self.draft.final_logit_softcapping
@@ -310,6 +307,14 @@ class DraftBackbone(nn.Module):
 def product_over(weight: Tensor) -> Linear:
     """x W^T, packed unless the user keeps SGLang's own layers."""
     return make_linear(weight) if env.FAST_FORWARD.get() else PlainLinear(weight)
+
+
+def whole_logits(lm_head: Any, hidden: Tensor, vocab: int) -> Tensor:
+    """The target's head over [rows, hidden], gathered over its ranks: [rows, vocab]."""
+    logits = lm_head.quant_method.apply(lm_head, hidden)
+    if get_parallel().tp_size > 1:
+        logits = tensor_model_parallel_all_gather(logits)
+    return logits[:, :vocab]
 
 
 def _placement(name: str) -> tuple[str, Any]:

@@ -1,11 +1,11 @@
-"""DeepSeek-V3.2 under a name of ours, with its own token pool, on devices without CUDA."""
+"""Models of ours under names of ours (srt/models/claim.py), each with its own token pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang_ext.patches.hooks import hook
+from sglang_ext.patches.hooks import hook, register_resolution
 from sglang_ext.patches.ledger import Kind, Patch, Stage, Where
 
 _CONFIG = "sglang.srt.configs.model_config"
@@ -17,12 +17,16 @@ _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/sr
 
 def _get_config(original: Callable[..., Any], model: str, *args: Any, **kwargs: Any) -> Any:
     from sglang_ext.plugin import wants_portable_cpu
-    from sglang_ext.srt.models import deepseek_v32_setup as setup
+    from sglang_ext.srt.models.claims import CLAIMS, wanted
 
     config = original(model, *args, **kwargs)
-    if not setup.wanted(wants_portable_cpu()):
+    claim = next((claim for claim in CLAIMS if claim.offers(config)), None)
+    if claim is None or not wanted(wants_portable_cpu()):
         return config
-    return setup.claimed(config, model, kwargs.get("model_override_args"))
+    from transformers import PretrainedConfig
+
+    raw, _ = PretrainedConfig.get_config_dict(model, revision=kwargs.get("revision"))
+    return claim.claimed(config, {**raw, **(kwargs.get("model_override_args") or {})})
 
 
 def _build_pool(
@@ -33,16 +37,14 @@ def _build_pool(
     mha_pool_class: type,
     quant_method: Any = None,
 ) -> Any:
-    from sglang_ext.srt.models import deepseek_v32_setup as setup
+    from sglang_ext.srt.models.claims import claim_of
 
-    if setup.is_ours(configurator.model_config.hf_config):
-        from sglang_ext.srt.cache.dsa_pool import pool_class
-
-        mha_pool_class = pool_class(setup.read(configurator.model_config.hf_config))
+    config = configurator.model_config.hf_config
+    claim = claim_of(config)
     return original(
         configurator,
         max_total_num_tokens=max_total_num_tokens,
-        mha_pool_class=mha_pool_class,
+        mha_pool_class=mha_pool_class if claim is None else claim.pool_class(config),
         quant_method=quant_method,
     )
 
@@ -50,68 +52,65 @@ def _build_pool(
 def _cell_size(
     original: Callable[..., int], pool_configurator: Any, kvc: Any, num_layers: int
 ) -> int:
-    from sglang_ext.srt.models import deepseek_v32_setup as setup
+    from sglang_ext.srt.models.claims import claim_of
 
-    if not setup.is_ours(kvc.model_config.hf_config):
+    config = kvc.model_config.hf_config
+    claim = claim_of(config)
+    if claim is None:
         return original(pool_configurator, kvc, num_layers)
-    from sglang_ext.srt.cache.dsa_pool import bytes_per_token
-
-    return bytes_per_token(setup.read(kvc.model_config.hf_config), num_layers, kvc.kv_cache_dtype)
+    return claim.token_size(claim.read(config), num_layers, kvc.kv_cache_dtype, kvc.page_size)
 
 
 def _model_class(original: Callable[..., Any], model_config: Any) -> Any:
-    from sglang_ext.srt.models import deepseek_v32_setup as setup
+    from sglang_ext.srt.models.claims import claim_of
 
-    if setup.is_ours(model_config.hf_config):
+    claim = claim_of(model_config.hf_config)
+    if claim is not None:
         from sglang.srt.models.registry import ModelRegistry
 
-        from sglang_ext.srt.models.deepseek_v32 import DeepseekV32ForCausalLM
-
-        ModelRegistry.models[setup.ARCHITECTURE] = DeepseekV32ForCausalLM
+        ModelRegistry.models[claim.architecture] = claim.model_class
     return original(model_config)
 
 
 def _resolve_args(server_args: Any, previous: Callable[[Any], None]) -> None:
-    from sglang_ext.srt.models.deepseek_v32_setup import resolve
+    from sglang.srt.arg_groups.overrides import model_config_of
 
-    resolve(server_args)
+    from sglang_ext.srt.models.claims import claim_of
+
+    claim = claim_of(model_config_of(server_args).hf_config)
+    if claim is not None:
+        claim.resolve(server_args)
     previous(server_args)
 
 
-def _register_args() -> None:
-    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
-
-    register_resolution_hook("handle_model_specific_adjustments")(_resolve_args)
-
-
 CONFIG_PATCH = Patch(
-    name="deepseek-v32-name",
+    name="claimed-models-name",
     target=f"{_CONFIG}:get_config",
     kind=Kind.AROUND,
     where=Where.ANY,
-    why="the official architecture name selects a backend, pool and K/V format that need CUDA, "
-    "and an override of the name in the arguments would reach the draft as well",
+    why="the official names of DeepSeek-V3.2 and V4 select a backend, pool and K/V format that "
+    "need CUDA, and an override of the name in the arguments would reach the draft as well",
     upstream=f"{_UPSTREAM}/configs/model_config.py",
     signature="(model: str, trust_remote_code: bool, revision: Optional[str] = None, "
     "model_override_args: Optional[dict] = None, model_config_parser: str = 'auto', **kwargs)",
-    until="SGLang's DeepSeek-V3.2 asks the platform what it can run",
+    until="SGLang's DeepSeek-V3.2 and V4 ask the platform what it can run",
     apply=lambda: hook(f"{_CONFIG}.get_config", _get_config, Kind.AROUND),
 )
 
 ARGS_PATCH = Patch(
-    name="deepseek-v32-args",
+    name="claimed-models-args",
     target="sglang.srt.arg_groups.model_hook:handle_model_specific_adjustments",
     kind=Kind.RESOLUTION,
     where=Where.ANY,
-    why="options that this package's DeepSeek-V3.2 cannot honour are refused before the start",
+    why="options that a model of this package cannot honour are refused before the start",
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'Any')",
-    until="SGLang's DeepSeek-V3.2 asks the platform what it can run",
-    apply=_register_args,
+    until="SGLang's DeepSeek-V3.2 and V4 ask the platform what it can run",
+    apply=register_resolution("handle_model_specific_adjustments", _resolve_args),
 )
 
 POOL_PATCH = Patch(
-    name="deepseek-v32-pool",
+    name="claimed-models-pool",
     target=f"{_POOL}:KVCacheConfigurator._build_mha_kv_pool",
     kind=Kind.AROUND,
     where=Where.ANY,
@@ -125,7 +124,7 @@ POOL_PATCH = Patch(
 )
 
 SIZE_PATCH = Patch(
-    name="deepseek-v32-size",
+    name="claimed-models-size",
     target=f"{_SIZE}:DefaultPoolConfigurator._compute_cell_size",
     kind=Kind.AROUND,
     where=Where.ANY,
@@ -140,7 +139,7 @@ SIZE_PATCH = Patch(
 )
 
 MODEL_PATCH = Patch(
-    name="deepseek-v32-model",
+    name="claimed-models-class",
     target=f"{_LOADER}:get_model_architecture",
     kind=Kind.AROUND,
     where=Where.ANY,

@@ -1,0 +1,171 @@
+"""How a model file of ours takes an official architecture over from SGLang's.
+
+SGLang decides attention backend, pool, page size and K/V format by the architecture's name, and
+for some names all of them need CUDA. Under a name of ours, which it knows nothing about, it takes
+its generic path, and the parts it cannot guess (pool, bytes per token, attention backend) are
+supplied by hooks (patches/claimed_models.py). A `Claim` says everything about one such model.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+# Flag, whether it is set, and why it cannot be served.
+Refusal = tuple[str, Callable[[Any], bool], str]
+# facts, layers, dtype and page size -> bytes
+TokenSize = Callable[[Any, int, torch.dtype, int], int]
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One model that this package serves instead of SGLang.
+
+    title: what messages call it. official: the architecture name of its checkpoints.
+    parse: config.json's fields -> facts, or an error that names the field.
+    fields: what to keep for `read`, out of the config as SGLang built it and config.json itself.
+    adjust: what SGLang's generic path must find in the config beside the name.
+    refused: flags that cannot be honoured.
+    model, backend: `module:class`. pool: `module:function` of the facts.
+    token_size: bytes of one token in the pool.
+    """
+
+    title: str
+    official: str
+    parse: Callable[[Mapping[str, Any]], Any]
+    fields: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    adjust: Callable[[Any, Any], None]
+    refused: tuple[Refusal, ...]
+    model: str
+    backend: str
+    pool: str
+    token_size: TokenSize
+
+    @property
+    def architecture(self) -> str:
+        return f"SglangExt{self.official}"
+
+    @property
+    def _kept(self) -> str:
+        # SGLang changes its own copy: it rounds sizes up to multiples of the rank count, spells
+        # the rotation differently, and would build quantised layers for a quantisation entry.
+        return f"sglang_ext_{self.official}"
+
+    def offers(self, hf_config: Any) -> bool:
+        """Whether a config is that of an official checkpoint."""
+        return self.official in _names(hf_config)
+
+    def holds(self, hf_config: Any) -> bool:
+        """Whether a config names the architecture that this package loads."""
+        return self.architecture in _names(hf_config)
+
+    def read(self, hf_config: Any) -> Any:
+        """The checkpoint's facts from a config that `claimed` returned."""
+        return self.parse(getattr(hf_config, self._kept))
+
+    def claimed(self, hf_config: Any, raw: Mapping[str, Any]) -> Any:
+        """The config under our architecture's name.
+
+        raw: config.json as the file has it, overrides from the arguments included. It is read by
+        itself, because transformers fills in fields that a file leaves out with another model's.
+
+        Raises:
+            ValueError: a field that cannot be served as it stands.
+        """
+        self.parse(raw)
+        ours = copy.deepcopy(hf_config)
+        ours.architectures = [self.architecture]
+        setattr(ours, self._kept, dict(self.fields(hf_config, raw)))
+        ours.quantization_config = None
+        self.adjust(ours, self.read(ours))
+        return ours
+
+    def resolve(self, server_args: Any) -> None:
+        """Refuse what cannot be served exactly, then name the attention backend."""
+        cfg = resolving_view(server_args)
+        for flag, is_set, why in self.refused:
+            if is_set(cfg):
+                raise ValueError(
+                    f"{flag}: expected unset with {self.title} on this package, found it set. "
+                    f"{why[0].upper()}{why[1:]}. Leave it out."
+                )
+        for field in _BACKENDS:
+            if getattr(cfg, field) not in (None, "portable"):
+                raise ValueError(
+                    f"--{field.replace('_', '-')}: expected portable with {self.title} on this "
+                    f"package, found {getattr(cfg, field)!r}. Leave it out."
+                )
+        if cfg.attention_backend is None:
+            source = f"sglang_ext.{self.official}"
+            declare_resolution(server_args, source, attention_backend="portable")
+
+    @property
+    def model_class(self) -> Any:
+        return _imported(self.model)
+
+    @property
+    def backend_class(self) -> Any:
+        return _imported(self.backend)
+
+    def pool_class(self, hf_config: Any) -> type:
+        """The token pool of this checkpoint."""
+        made: type = _imported(self.pool)(self.read(hf_config))
+        return made
+
+
+def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal, ...]:
+    """What no claimed model serves; `state` names what its pool keeps beside latents."""
+    return (
+        (
+            "--kv-cache-dtype",
+            lambda c: c.kv_cache_dtype not in ("auto", "bfloat16", "bf16"),
+            f"latents and {state} are kept in the model's dtype",
+        ),
+        ("--quantization", lambda c: c.quantization is not None, quantisation),
+        (
+            "--enable-hierarchical-cache",
+            lambda c: bool(c.enable_hierarchical_cache),
+            "the host cache does not know rows of this shape",
+        ),
+        (
+            "--disaggregation-mode",
+            lambda c: c.disaggregation_mode != "null",
+            f"latents and {state} are not transferred between servers",
+        ),
+        (
+            "--enable-lora",
+            lambda c: bool(c.enable_lora or c.lora_paths),
+            "adapters are not applied",
+        ),
+        (
+            "--speculative-algorithm",
+            lambda c: c.speculative_algorithm not in (None, "DFLASH", "DSPARK"),
+            speculation,
+        ),
+        (
+            "--enable-two-batch-overlap",
+            lambda c: bool(c.enable_two_batch_overlap),
+            "the layers are not split into overlapping operations",
+        ),
+        (
+            "--attn-cp-size",
+            lambda c: (c.attn_cp_size or 1) > 1,
+            "attention runs over whole contexts",
+        ),
+    )
+
+
+def _names(hf_config: Any) -> Any:
+    return getattr(hf_config, "architectures", None) or ()
+
+
+def _imported(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)
