@@ -11,20 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_ext.srt.models.strict_config import MISSING, ConfigFieldError, Fields
+
 OFFICIAL = "DeepseekV32ForCausalLM"
-_REMEDY = "Compare with the config.json of deepseek-ai/DeepSeek-V3.2."
-_MISSING = object()
 
 
-class DeepseekV32ConfigError(ValueError):
+class DeepseekV32ConfigError(ConfigFieldError):
     """A field of config.json that cannot be served as it stands."""
 
-    def __init__(self, field: str, *, expected: str, found: object, remedy: str = _REMEDY) -> None:
-        shown = "nothing" if found is _MISSING else repr(found)
-        super().__init__(
-            f"DeepSeek-V3.2 config.json, {field}: expected {expected}, found {shown}. {remedy}"
-        )
-        self.field = field
+    title = "DeepSeek-V3.2"
+    compare = "Compare with the config.json of deepseek-ai/DeepSeek-V3.2."
 
 
 @dataclass(frozen=True)
@@ -103,48 +99,6 @@ class DeepseekV32Config:
         return layer_id >= self.first_k_dense_replace
 
 
-class _Reader:
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self.raw = raw
-
-    def get(self, field: str) -> Any:
-        return self.raw.get(field, _MISSING)
-
-    def integer(self, field: str, least: int = 1) -> int:
-        value = self.get(field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise DeepseekV32ConfigError(
-                field, expected=f"a whole number, at least {least}", found=value
-            )
-        return value
-
-    def number(self, field: str) -> float:
-        return _number(field, self.get(field))
-
-    def flag(self, field: str) -> bool:
-        value = self.get(field)
-        if not isinstance(value, bool):
-            raise DeepseekV32ConfigError(field, expected="true or false", found=value)
-        return value
-
-    def only(self, field: str, *allowed: object) -> None:
-        """Refuse a field that is there with another value than those this package computes."""
-        value = self.raw.get(field, allowed[0])
-        if value not in allowed:
-            raise DeepseekV32ConfigError(
-                field,
-                expected=" or ".join(repr(a) for a in allowed),
-                found=value,
-                remedy="Other variants of this architecture are not implemented.",
-            )
-
-
-def _number(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise DeepseekV32ConfigError(field, expected="a positive number", found=value)
-    return float(value)
-
-
 def parse(raw: Mapping[str, Any]) -> DeepseekV32Config:
     """Read the fields of a config.json.
 
@@ -152,7 +106,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV32Config:
         DeepseekV32ConfigError: a field that is missing, of another type, or names a variant that
             is not computed here.
     """
-    read = _Reader(raw)
+    read = Fields(raw, DeepseekV32ConfigError)
     read.only("hidden_act", "silu")
     read.only("scoring_func", "sigmoid")
     read.only("topk_method", "noaux_tc")
@@ -186,7 +140,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV32Config:
         max_position_embeddings=read.integer("max_position_embeddings"),
         rms_norm_eps=read.number("rms_norm_eps"),
         rope=_rope(read),
-        fp8_block=_fp8_block(raw.get("quantization_config")),
+        fp8_block=read.fp8_block("bf16 or the fp8"),
     )
     _check(config, raw)
     return config
@@ -226,14 +180,16 @@ def _check(config: DeepseekV32Config, raw: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(read: _Reader) -> Rope:
+def _rope(read: Fields) -> Rope:
     parameters = read.raw.get("rope_parameters")
     if parameters is None:
         theta, scaling = read.number("rope_theta"), read.raw.get("rope_scaling") or {}
         name = "rope_scaling"
     else:
         name, scaling = "rope_parameters", dict(parameters)
-        theta = _number(f"{name}.rope_theta", scaling.get("rope_theta", read.get("rope_theta")))
+        theta = read.positive(
+            f"{name}.rope_theta", scaling.get("rope_theta", read.get("rope_theta"))
+        )
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta)
@@ -243,29 +199,13 @@ def _rope(read: _Reader) -> Rope:
         raise DeepseekV32ConfigError(
             name, expected="yarn without attention_factor and truncate", found=scaling
         )
-    length = scaling.get("original_max_position_embeddings", _MISSING)
+    length = scaling.get("original_max_position_embeddings", MISSING)
     return Rope(
         theta=theta,
-        factor=_number(f"{name}.factor", scaling.get("factor", _MISSING)),
-        original_length=int(_number(f"{name}.original_max_position_embeddings", length)),
+        factor=read.positive(f"{name}.factor", scaling.get("factor", MISSING)),
+        original_length=int(read.positive(f"{name}.original_max_position_embeddings", length)),
         beta_fast=float(scaling.get("beta_fast") or 32),
         beta_slow=float(scaling.get("beta_slow") or 1),
         mscale=float(scaling.get("mscale") or 1.0),
         mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
     )
-
-
-def _fp8_block(quantisation: Any) -> tuple[int, int] | None:
-    """Block of the weights' scales, None for a checkpoint that is not quantised."""
-    if not quantisation:
-        return None
-    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
-    known = isinstance(block, list | tuple) and len(block) == 2
-    if method != "fp8" or quantisation.get("fmt", "e4m3") != "e4m3" or not known:
-        raise DeepseekV32ConfigError(
-            "quantization_config",
-            expected="quant_method fp8, fmt e4m3 and a weight_block_size of two numbers",
-            found=dict(quantisation),
-            remedy="Other formats are not implemented; give the bf16 or the fp8 checkpoint.",
-        )
-    return int(block[0]), int(block[1])

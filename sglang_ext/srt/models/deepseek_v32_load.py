@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
 from sglang_ext.core.quant import dequantise_fp8
@@ -20,17 +19,13 @@ from sglang_ext.srt.models.deepseek_v32_names import (
     placement,
     required_tensors,
 )
+from sglang_ext.srt.models.strict_weights import CheckpointTensorError, put, refuse_missing
 
 
-class DeepseekV32TensorError(ValueError):
+class DeepseekV32TensorError(CheckpointTensorError):
     """A checkpoint whose tensors are not those its config.json calls for."""
 
-    def __init__(self, name: str, *, expected: str, found: object) -> None:
-        super().__init__(
-            f"DeepSeek-V3.2 checkpoint, {name}: expected {expected}, found {found}. "
-            f"Compare config.json and the weight files; they must be of one checkpoint."
-        )
-        self.tensor = name
+    title = "DeepSeek-V3.2"
 
 
 class TensorReader:
@@ -139,14 +134,6 @@ def load(
         if parameter is None:
             # The embedding and the head are on the first and the last pipeline stage only.
             continue
-        loader = getattr(parameter, "weight_loader", default_weight_loader)
-        if place.expert is not None:
-            loader(parameter, tensor, place.parameter, shard_id=place.shard, expert_id=place.expert)
-        elif place.shard is not None:
-            loader(parameter, tensor, place.shard)
-        else:
-            loader(parameter, tensor)
-    missing = reader.missing()
-    if missing and not partial:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DeepseekV32TensorError(missing[0] + more, expected="a tensor", found="none")
+        put(parameter, place, tensor)
+    if not partial:
+        refuse_missing(reader.missing(), DeepseekV32TensorError)

@@ -7,9 +7,9 @@ gate_proj and up_proj of a dense MLP, and the experts of a layer.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
+from sglang_ext.srt.models.placement import Placement
 
 SCALE_SUFFIX = "_scale_inv"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -22,15 +22,6 @@ _EXPERT_SHARDS = {
 }
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a tensor goes: parameter, then the shard and the expert its loader is told."""
-
-    parameter: str
-    shard: str | int | None = None
-    expert: int | None = None
 
 
 def _attention(config: DeepseekV32Config) -> dict[str, Shape]:

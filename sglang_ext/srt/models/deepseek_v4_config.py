@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_ext.core.compress import CSA, HCA
 from sglang_ext.core.yarn import Yarn
+from sglang_ext.srt.models.strict_config import MISSING, OTHER_VARIANT, ConfigFieldError, Fields
 
 OFFICIAL = "DeepseekV4ForCausalLM"
 LAYER_TYPES = {
@@ -20,20 +21,13 @@ LAYER_TYPES = {
     CSA: "compressed_sparse_attention",
     HCA: "heavily_compressed_attention",
 }
-_REMEDY = "Compare with the config.json of deepseek-ai/DeepSeek-V4-Flash."
-_OTHER = "Other variants of this architecture are not implemented."
-_MISSING = object()
 
 
-class DeepseekV4ConfigError(ValueError):
+class DeepseekV4ConfigError(ConfigFieldError):
     """A field of config.json that cannot be served as it stands."""
 
-    def __init__(self, field: str, *, expected: str, found: object, remedy: str = _REMEDY) -> None:
-        shown = "nothing" if found is _MISSING else repr(found)
-        super().__init__(
-            f"DeepSeek-V4 config.json, {field}: expected {expected}, found {shown}. {remedy}"
-        )
-        self.field = field
+    title = "DeepSeek-V4"
+    compare = "Compare with the config.json of deepseek-ai/DeepSeek-V4-Flash."
 
 
 @dataclass(frozen=True)
@@ -102,42 +96,6 @@ class DeepseekV4Config:
         return layer_id < self.num_hash_layers
 
 
-class _Reader:
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self.raw = raw
-
-    def get(self, field: str) -> Any:
-        return self.raw.get(field, _MISSING)
-
-    def integer(self, field: str, least: int = 1) -> int:
-        value = self.get(field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise DeepseekV4ConfigError(
-                field, expected=f"a whole number, at least {least}", found=value
-            )
-        return value
-
-    def number(self, field: str) -> float:
-        return _number(field, self.get(field))
-
-    def only(self, field: str, *allowed: object) -> None:
-        """Refuse a field that is there with another value than those this package computes."""
-        value = self.raw.get(field, allowed[0])
-        if value not in allowed:
-            raise DeepseekV4ConfigError(
-                field,
-                expected=" or ".join(repr(a) for a in allowed),
-                found=value,
-                remedy=_OTHER,
-            )
-
-
-def _number(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise DeepseekV4ConfigError(field, expected="a positive number", found=value)
-    return float(value)
-
-
 def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
     """Read the fields of a config.json.
 
@@ -145,7 +103,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
         DeepseekV4ConfigError: a field that is missing, of another type, in contradiction to
             another, or names a variant that is not computed here.
     """
-    read = _Reader(raw)
+    read = Fields(raw, DeepseekV4ConfigError)
     _only_what_is_computed(read)
     layers = read.integer("num_hidden_layers")
     ratios = _compress_ratios(read, layers)
@@ -179,7 +137,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
         compress_rope_theta=compress_theta,
         yarn=yarn,
         compress_ratios=ratios[:layers],
-        fp8_block=_fp8_block(raw.get("quantization_config")),
+        fp8_block=read.fp8_block("published or a bf16"),
         num_nextn_predict_layers=raw.get("num_nextn_predict_layers") or 0,
         dspark=_dspark(read, layers, len(ratios) - layers),
     )
@@ -187,7 +145,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
     return config
 
 
-def _only_what_is_computed(read: _Reader) -> None:
+def _only_what_is_computed(read: Fields) -> None:
     read.only("hidden_act", "silu")
     read.only("scoring_func", "sqrtsoftplus")
     read.only("topk_method", "noaux_tc")
@@ -200,13 +158,13 @@ def _only_what_is_computed(read: _Reader) -> None:
     read.only("expert_dtype", None, "fp4", "fp8", "bf16")
 
 
-def _rope_width(read: _Reader) -> int:
+def _rope_width(read: Fields) -> int:
     if "qk_rope_head_dim" in read.raw or "partial_rotary_factor" not in read.raw:
         return read.integer("qk_rope_head_dim", 2)
     return int(read.integer("head_dim", 2) * read.number("partial_rotary_factor"))
 
 
-def _compress_ratios(read: _Reader, layers: int) -> tuple[int, ...]:
+def _compress_ratios(read: Fields, layers: int) -> tuple[int, ...]:
     """One per layer, then one per layer of a bundled draft where the file has them."""
     given, kinds = read.raw.get("compress_ratios"), read.raw.get("layer_types")
     from_kinds = None if kinds is None else _ratios_of(kinds, layers)
@@ -214,7 +172,7 @@ def _compress_ratios(read: _Reader, layers: int) -> tuple[int, ...]:
     if given is None:
         if from_kinds is None:
             raise DeepseekV4ConfigError(
-                "compress_ratios", expected="one of 0, 4, 128 per layer", found=_MISSING
+                "compress_ratios", expected="one of 0, 4, 128 per layer", found=MISSING
             )
         return from_kinds
     ratios = tuple(given) if isinstance(given, list | tuple) else ()
@@ -247,16 +205,16 @@ def _ratios_of(kinds: Any, layers: int) -> tuple[int, ...]:
     return tuple(by_name[n] for n in names)
 
 
-def _check_rates(read: _Reader) -> None:
+def _check_rates(read: Fields) -> None:
     rates = read.raw.get("compress_rates")
     expected = {LAYER_TYPES[CSA]: CSA, LAYER_TYPES[HCA]: HCA}
     if rates is not None and dict(rates) != expected:
         raise DeepseekV4ConfigError(
-            "compress_rates", expected=repr(expected), found=rates, remedy=_OTHER
+            "compress_rates", expected=repr(expected), found=rates, remedy=OTHER_VARIANT
         )
 
 
-def _hash_layers(read: _Reader, layers: int) -> int:
+def _hash_layers(read: Fields, layers: int) -> int:
     kinds = read.raw.get("mlp_layer_types")
     if kinds is None:
         return min(read.integer("num_hash_layers", 0), layers)
@@ -273,25 +231,28 @@ def _hash_layers(read: _Reader, layers: int) -> int:
     return count
 
 
-def _rope(read: _Reader) -> tuple[float, float, Yarn | None]:
+def _rope(read: Fields) -> tuple[float, float, Yarn | None]:
     """(theta of window layers, theta of compressed layers, their YaRN)."""
     nested = read.raw.get("rope_parameters")
     if isinstance(nested, Mapping) and "compress" in nested:
         main, compress = nested.get("main") or {}, nested["compress"]
         if main.get("rope_type", "default") != "default":
             raise DeepseekV4ConfigError(
-                "rope_parameters.main.rope_type", expected="default", found=main, remedy=_OTHER
+                "rope_parameters.main.rope_type",
+                expected="default",
+                found=main,
+                remedy=OTHER_VARIANT,
             )
-        theta = _number("rope_parameters.main.rope_theta", main.get("rope_theta", _MISSING))
+        theta = read.positive("rope_parameters.main.rope_theta", main.get("rope_theta", MISSING))
         name = "rope_parameters.compress"
-        compress_theta = _number(f"{name}.rope_theta", compress.get("rope_theta", _MISSING))
-        return theta, compress_theta, _yarn(name, compress)
+        compress_theta = read.positive(f"{name}.rope_theta", compress.get("rope_theta", MISSING))
+        return theta, compress_theta, _yarn(read, name, compress)
     scaling = read.raw.get("rope_scaling") or {}
-    yarn = _yarn("rope_scaling", scaling)
+    yarn = _yarn(read, "rope_scaling", scaling)
     return read.number("rope_theta"), read.number("compress_rope_theta"), yarn
 
 
-def _yarn(name: str, scaling: Mapping[str, Any]) -> Yarn | None:
+def _yarn(read: Fields, name: str, scaling: Mapping[str, Any]) -> Yarn | None:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return None
@@ -302,31 +263,16 @@ def _yarn(name: str, scaling: Mapping[str, Any]) -> Yarn | None:
         raise DeepseekV4ConfigError(
             name, expected="yarn with attention_factor 1 and truncation", found=dict(scaling)
         )
-    length = scaling.get("original_max_position_embeddings", _MISSING)
+    length = scaling.get("original_max_position_embeddings", MISSING)
     return Yarn(
-        factor=_number(f"{name}.factor", scaling.get("factor", _MISSING)),
-        original_length=int(_number(f"{name}.original_max_position_embeddings", length)),
+        factor=read.positive(f"{name}.factor", scaling.get("factor", MISSING)),
+        original_length=int(read.positive(f"{name}.original_max_position_embeddings", length)),
         beta_fast=float(scaling.get("beta_fast") or 32),
         beta_slow=float(scaling.get("beta_slow") or 1),
     )
 
 
-def _fp8_block(quantisation: Any) -> tuple[int, int] | None:
-    if not quantisation:
-        return None
-    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
-    known = isinstance(block, list | tuple) and len(block) == 2
-    if method != "fp8" or quantisation.get("fmt", "e4m3") != "e4m3" or not known:
-        raise DeepseekV4ConfigError(
-            "quantization_config",
-            expected="quant_method fp8, fmt e4m3 and a weight_block_size of two numbers",
-            found=dict(quantisation),
-            remedy="Other formats are not implemented; give the published or a bf16 checkpoint.",
-        )
-    return int(block[0]), int(block[1])
-
-
-def _dspark(read: _Reader, layers: int, extra: int) -> DsparkFacts | None:
+def _dspark(read: Fields, layers: int, extra: int) -> DsparkFacts | None:
     if "dspark_block_size" not in read.raw:
         return None
     ids = read.raw.get("dspark_target_layer_ids")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
 from sglang_ext.core.quant import FP4_BLOCK, dequantise_fp4, dequantise_fp8
@@ -23,20 +22,16 @@ from sglang_ext.srt.models.deepseek_v4_names import (
     placement,
     split_experts,
 )
+from sglang_ext.srt.models.strict_weights import CheckpointTensorError, put, refuse_missing
 
 _PACKED = (torch.int8, torch.uint8)
 _WEIGHT = ".weight"
 
 
-class DeepseekV4TensorError(ValueError):
+class DeepseekV4TensorError(CheckpointTensorError):
     """A checkpoint whose tensors are not those its config.json calls for."""
 
-    def __init__(self, name: str, *, expected: str, found: object) -> None:
-        super().__init__(
-            f"DeepSeek-V4 checkpoint, {name}: expected {expected}, found {found}. "
-            f"Compare config.json and the weight files; they must be of one checkpoint."
-        )
-        self.tensor = name
+    title = "DeepSeek-V4"
 
 
 class TensorReader:
@@ -169,14 +164,6 @@ def load(
     for name, tensor in reader.read(weights):
         place = placement(name)
         parameter = parameters[place.parameter]
-        loader = getattr(parameter, "weight_loader", default_weight_loader)
-        if place.expert is not None:
-            loader(parameter, tensor, place.parameter, shard_id=place.shard, expert_id=place.expert)
-        elif place.shard is not None:
-            loader(parameter, tensor, place.shard)
-        else:
-            loader(parameter, tensor)
-    missing = reader.missing()
-    if missing and not partial:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise DeepseekV4TensorError(missing[0] + more, expected="a tensor", found="none")
+        put(parameter, place, tensor)
+    if not partial:
+        refuse_missing(reader.missing(), DeepseekV4TensorError)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from sglang_ext.core.compress import CSA, series_of
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.models.placement import Placement
 
 Shape = tuple[int, ...]
 SCALE = ".scale"
@@ -82,15 +82,6 @@ def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             continue
         for part, half in zip(("w1", "w3"), weight.chunk(2), strict=True):
             yield f"{fused[1]}.{expert}.{part}.weight", half
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a tensor goes: parameter, then the shard and the expert its loader is told."""
-
-    parameter: str
-    shard: str | int | None = None
-    expert: int | None = None
 
 
 def placement(name: str) -> Placement:
