@@ -7,7 +7,6 @@ hyper-connections, and on request fp8 matrices, fp4 experts and the bundled DSpa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ext.core.quant import quantise_fp4, quantise_fp8
+from sglang_ext.srt.models.deepseek_v4_config import parse
+from sglang_ext.srt.models.deepseek_v4_names import Shape, dspark_tensors, required_tensors
 from sglang_ext.tiny_model.tokenizer import EOS, MASK, PAD, save_tokenizer
 
 Quant = Literal["none", "fp8", "fp4"]
-Shape = tuple[int, ...]
 DSPARK_STAGES = 3
 # What SGLang's chat format of DeepSeek-V4 looks up in a tokenizer.
 _EOS = "<｜end▁of▁sentence｜>"
@@ -87,110 +87,9 @@ def tiny_config(layers: int = 6, *, with_dspark: bool = False, **changes: Any) -
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, Shape]:
     """Official name -> shape of every tensor, the bundled draft's included."""
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes: dict[str, Shape] = {
-        "embed.weight": (vocab, hidden),
-        "norm.weight": (hidden,),
-        "head.weight": (vocab, hidden),
-        **_head_connection(config),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        ratio = config["compress_ratios"][layer]
-        hashed = layer < config["num_hash_layers"]
-        shapes |= {f"layers.{layer}.{n}": s for n, s in _block(config, ratio, hashed)}
-    if config.get("dspark_block_size"):
-        shapes |= _dspark(config)
-    return shapes
-
-
-def _head_connection(config: dict[str, Any], prefix: str = "") -> dict[str, Shape]:
-    n, hidden = config["hc_mult"], config["hidden_size"]
-    return {
-        f"{prefix}hc_head_fn": (n, n * hidden),
-        f"{prefix}hc_head_base": (n,),
-        f"{prefix}hc_head_scale": (1,),
-    }
-
-
-def _block(config: dict[str, Any], ratio: int, hashed: bool) -> Iterator[tuple[str, Shape]]:
-    n, hidden = config["hc_mult"], config["hidden_size"]
-    for part in ("attn", "ffn"):
-        yield f"hc_{part}_fn", (n * (2 + n), n * hidden)
-        yield f"hc_{part}_base", (n * (2 + n),)
-        yield f"hc_{part}_scale", (3,)
-        yield f"{part}_norm.weight", (hidden,)
-    for name, shape in _attention(config, ratio).items():
-        yield f"attn.{name}", shape
-    for name, shape in _moe(config, hashed).items():
-        yield f"ffn.{name}", shape
-
-
-def _attention(config: dict[str, Any], ratio: int) -> dict[str, Shape]:
-    hidden, heads, dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    rank, groups, out = config["q_lora_rank"], config["o_groups"], config["o_lora_rank"]
-    shapes: dict[str, Shape] = {
-        "wq_a.weight": (rank, hidden),
-        "q_norm.weight": (rank,),
-        "wq_b.weight": (heads * dim, rank),
-        "wkv.weight": (dim, hidden),
-        "kv_norm.weight": (dim,),
-        "wo_a.weight": (groups * out, heads * dim // groups),
-        "wo_b.weight": (hidden, groups * out),
-        "attn_sink": (heads,),
-    }
-    if ratio:
-        series = 2 if ratio == 4 else 1
-        shapes |= _compressor("compressor", hidden, dim, ratio, series)
-    if ratio == 4:
-        index_heads, index_dim = config["index_n_heads"], config["index_head_dim"]
-        shapes["indexer.wq_b.weight"] = (index_heads * index_dim, rank)
-        shapes["indexer.weights_proj.weight"] = (index_heads, hidden)
-        shapes |= _compressor("indexer.compressor", hidden, index_dim, ratio, 2)
-    return shapes
-
-
-def _compressor(prefix: str, hidden: int, dim: int, ratio: int, series: int) -> dict[str, Shape]:
-    return {
-        f"{prefix}.wkv.weight": (series * dim, hidden),
-        f"{prefix}.wgate.weight": (series * dim, hidden),
-        f"{prefix}.ape": (ratio, series * dim),
-        f"{prefix}.norm.weight": (dim,),
-    }
-
-
-def _moe(config: dict[str, Any], hashed: bool) -> dict[str, Shape]:
-    hidden, width = config["hidden_size"], config["moe_intermediate_size"]
-    experts = config["n_routed_experts"]
-    shapes: dict[str, Shape] = {"gate.weight": (experts, hidden)}
-    if hashed:
-        shapes["gate.tid2eid"] = (config["vocab_size"], config["num_experts_per_tok"])
-    else:
-        shapes["gate.bias"] = (experts,)
-    owners = [f"experts.{e}" for e in range(experts)] + ["shared_experts"]
-    for owner in owners:
-        shapes[f"{owner}.w1.weight"] = (width, hidden)
-        shapes[f"{owner}.w2.weight"] = (hidden, width)
-        shapes[f"{owner}.w3.weight"] = (width, hidden)
-    return shapes
-
-
-def _dspark(config: dict[str, Any]) -> dict[str, Shape]:
-    """mtp.0 .. mtp.2: whole blocks without a compressor; the first reads, the last speaks."""
-    hidden, vocab, rank = config["hidden_size"], config["vocab_size"], config["dspark_markov_rank"]
-    shapes: dict[str, Shape] = {}
-    for stage in range(DSPARK_STAGES):
-        shapes |= {f"mtp.{stage}.{n}": s for n, s in _block(config, 0, False)}
-    captured = len(config["dspark_target_layer_ids"])
-    last = f"mtp.{DSPARK_STAGES - 1}."
-    return shapes | {
-        "mtp.0.main_proj.weight": (hidden, captured * hidden),
-        "mtp.0.main_norm.weight": (hidden,),
-        f"{last}norm.weight": (hidden,),
-        **_head_connection(config, last),
-        f"{last}markov_head.markov_w1.weight": (vocab, rank),
-        f"{last}markov_head.markov_w2.weight": (vocab, rank),
-        f"{last}confidence_head.proj.weight": (1, hidden + rank),
-    }
+    facts = parse(config)
+    bundled = {} if facts.dspark is None else dspark_tensors(facts)
+    return required_tensors(facts) | bundled
 
 
 def random_tensors(
