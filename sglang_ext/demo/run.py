@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from sglang_ext import child
 from sglang_ext.demo.events import events
 
 PROMPTS = (
@@ -57,25 +56,21 @@ def free_port() -> int:
 def server(argv: list[str], port: int, console: Console) -> Iterator[str]:
     """A running server; its URL. Ended with everything it started when the block is left."""
     log = Path(tempfile.mkstemp(prefix="sglang-ext-demo-", suffix=".log")[1])
-    command = [sys.executable, "-m", "sglang.launch_server", "--port", str(port), *argv]
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = child.start([*child.SERVER, "--port", str(port), *argv], log)
     try:
         with console.status(f"starting the server (log: {log})"):
             _wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        _end(process)
+        child.end(process, patience=15.0)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise DemoError(f"the server ended with code {process.returncode}:\n{tail}")
+            code, tail = process.returncode, child.last_lines(log)
+            raise DemoError(f"the server ended with code {code}:\n{tail}")
         try:
             if httpx.get(f"{url}/health_generate", timeout=20).status_code == 200:
                 return
@@ -83,19 +78,6 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
             pass
         time.sleep(0.5)
     raise DemoError(f"the server was not ready after {_START_SECONDS} s; see {log}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server's whole process group, politely first."""
-    for sign, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def ask(url: str, prompt: str, *, drafting: bool, show: Console | None = None) -> Answer:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from types import FrameType
 
 import httpx
 
+from sglang_ext import child
 from sglang_ext.launcher.compose import Launch
 from sglang_ext.launcher.diagnose import Cause, explain
 
@@ -30,6 +29,9 @@ STAGES = (
 )
 
 
+_UNKNOWN = "No known cause; the last lines:\n"
+
+
 class StartError(RuntimeError):
     """A server ended, or was not ready in time.
 
@@ -39,13 +41,12 @@ class StartError(RuntimeError):
     def __init__(self, code: int | None, log: Path, cause: Cause | None) -> None:
         self.code, self.log, self.cause = code, log, cause
         what = "was not ready in time" if code is None else f"ended with code {code}"
-        why = f"{cause.name}: {cause.evidence}\n{cause.remedy}" if cause else _tail(log)
+        why = (
+            f"{cause.name}: {cause.evidence}\n{cause.remedy}"
+            if cause
+            else _UNKNOWN + child.last_lines(log)
+        )
         super().__init__(f"the server {what}. {why}\nLog: {log}")
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return "No known cause; the last lines:\n" + "\n".join(text.splitlines()[-lines:])
 
 
 def stage_of(log: str) -> str:
@@ -64,16 +65,7 @@ class Server:
     @classmethod
     def start(cls, launch: Launch, log: Path) -> Server:
         """Starts without waiting; output goes to `log`."""
-        command = [sys.executable, "-m", "sglang.launch_server", *launch.argv()]
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                command,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **launch.env},
-                start_new_session=True,
-            )
+        process = child.start([*child.SERVER, *launch.argv()], log, launch.env)
         return cls(process, log)
 
     def wait_until_ready(
@@ -99,27 +91,6 @@ class Server:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def end(self, patience: float = 20.0) -> None:
-        """Ends the whole group: SIGTERM, then SIGKILL for what is left after `patience` seconds."""
-        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                self.process.poll()
-                if not group_lives(self.process.pid):
-                    return
-                time.sleep(0.05)
-
-
-def group_lives(leader: int) -> bool:
-    """Whether any process of a group is left."""
-    try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
@@ -149,6 +120,6 @@ def running(launch: Launch, log: Path) -> Iterator[Server]:
         for sign in signs:
             signal.signal(sign, signal.SIG_IGN)
         if server is not None:
-            server.end()
+            child.end(server.process)
         for sign, handler in before.items():
             signal.signal(sign, handler)

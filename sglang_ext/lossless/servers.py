@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from sglang_ext import child
 from sglang_ext.lossless.endpoint import Endpoint, connect
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.flow import Side
@@ -67,27 +64,9 @@ class LaunchedServer:
     ) -> None:
         self.port, self.seconds = port, seconds
         self.url = f"http://127.0.0.1:{port}"
-        handle, name = tempfile.mkstemp(prefix="sglang-ext-server-", suffix=".log")
-        self.log = Path(name)
-        self.command = [
-            sys.executable,
-            "-m",
-            "sglang.launch_server",
-            *argv,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
-        with os.fdopen(handle, "wb") as sink:
-            self.process = subprocess.Popen(
-                self.command,
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.log = Path(tempfile.mkstemp(prefix="sglang-ext-server-", suffix=".log")[1])
+        self.command = [*child.SERVER, *argv, "--host", "127.0.0.1", "--port", str(port)]
+        self.process = child.start(self.command, self.log, env)
 
     def wait_ready(self) -> None:
         """Raises CannotTest with the end of the log when the server does not come up."""
@@ -99,7 +78,7 @@ class LaunchedServer:
             time.sleep(0.5)
         code = self.process.poll()
         found = f"{self.seconds:g} s of waiting" if code is None else f"exit code {code}"
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        tail = child.last_lines(self.log)
         raise CannotTest(
             "server",
             expected="to be ready",
@@ -108,14 +87,7 @@ class LaunchedServer:
         )
 
     def stop(self) -> None:
-        """SIGTERM, so that shared memory is given back, then the whole group."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        child.end(self.process)
         self.log.unlink(missing_ok=True)
 
 
