@@ -18,7 +18,8 @@ from sglang_ext.training.cli import app as training_app
 
 app = typer.Typer(
     name="sglang-ext",
-    help="Speculative decoding (DSPARK, DFLASH) on any device for SGLang 0.5.23.",
+    help="For SGLang 0.5.23 on any device: exact speculative decoding, DeepSeek-V4 and V3.2, "
+    "parallel layouts, and a checker that shows speculation changes nothing.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
