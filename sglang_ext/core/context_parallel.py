@@ -78,7 +78,8 @@ def split(strategy: Strategy, lengths: Sequence[int], ranks: int) -> Split:
         )
     total = sum(lengths)
     if strategy == "interleave":
-        return Split(tuple(torch.arange(r, total, ranks) for r in range(ranks)))
+        # Slices, because fewer tokens than ranks leave some ranks none.
+        return Split(tuple(torch.arange(total)[r::ranks] for r in range(ranks)))
     held: list[list[Tensor]] = [[] for _ in range(ranks)]
     first = 0
     for n in lengths:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_ext.core.context_parallel import (
@@ -81,6 +81,8 @@ def test_every_token_is_held_once_and_returns_to_its_place(
 
 @relaxed
 @given(batches)
+@example(("interleave", [0], 2))
+@example(("interleave", [1], 4))
 def test_own_queries_against_gathered_keys_equal_full_attention(
     batch: tuple[Strategy, list[int], int],
 ) -> None:
