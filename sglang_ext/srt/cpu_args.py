@@ -21,6 +21,9 @@ from sglang_ext import env
 
 SOURCE = "sglang_ext.cpu_defaults"
 THREAD_BINDING = "SGLANG_CPU_OMP_THREADS_BIND"
+# Holds the binding that was computed here, so that a later server of the same process, or a child
+# that inherits the environment, tells it from one that the user set.
+COMPUTED_BINDING = "SGLANG_EXT_COMPUTED_THREADS_BIND"
 # The machine is shared with the tokenizer, the detokenizer and whatever else its owner runs, and a
 # CPU server that swaps is worse than one that queues: KV gets under half of what weights leave.
 KV_SHARE = 0.4
@@ -64,11 +67,18 @@ def thread_sets(ranks: int, cpus: list[int]) -> str:
     )
 
 
-def _bind_threads(ranks: int, everywhere: int) -> None:
+def bind_threads(ranks: int, everywhere: int) -> None:
     """Give this node's ranks their cores; SGLang asks for that as soon as there are two ranks
     anywhere and fewer NUMA nodes here."""
-    if everywhere > 1 and not os.environ.get(THREAD_BINDING):
-        os.environ[THREAD_BINDING] = thread_sets(ranks, sorted(os.sched_getaffinity(0)))
+    given = os.environ.get(THREAD_BINDING)
+    if given and given != os.environ.get(COMPUTED_BINDING):
+        return
+    if everywhere == 1:
+        for name in (THREAD_BINDING, COMPUTED_BINDING):
+            os.environ.pop(name, None)
+        return
+    sets = thread_sets(ranks, sorted(os.sched_getaffinity(0)))
+    os.environ[THREAD_BINDING] = os.environ[COMPUTED_BINDING] = sets
 
 
 def _limit_spinning() -> None:
@@ -153,5 +163,5 @@ def resolve_cpu_defaults(server_args: Any) -> None:
     if cfg.max_total_tokens is None:
         decided["max_total_tokens"] = token_capacity(model.context_len)
     declare_resolution(server_args, SOURCE, **decided)
-    _bind_threads(ranks_on_node(cfg), all_ranks(cfg))
+    bind_threads(ranks_on_node(cfg), all_ranks(cfg))
     _limit_spinning()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.srt.cpu_args import memory_fraction, thread_sets, token_capacity
+from sglang_ext.srt.cpu_args import (
+    COMPUTED_BINDING,
+    THREAD_BINDING,
+    bind_threads,
+    memory_fraction,
+    thread_sets,
+    token_capacity,
+)
 
 GIB = 1 << 30
 
@@ -32,3 +42,16 @@ def test_kv_of_all_ranks_fits_in_what_weights_leave(ranks: int, weights: int, fr
 def test_a_small_context_keeps_room_for_many_requests() -> None:
     assert token_capacity(2048) == 65_536
     assert token_capacity(8192) == 131_072
+
+
+def test_each_server_of_a_process_computes_its_own_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (THREAD_BINDING, COMPUTED_BINDING):
+        monkeypatch.setenv(name, "")
+    for ranks in (2, 4, 3):
+        bind_threads(ranks, ranks)
+        assert len(os.environ[THREAD_BINDING].split("|")) == ranks
+    bind_threads(1, 1)
+    assert THREAD_BINDING not in os.environ
+    os.environ[THREAD_BINDING] = "0|1"
+    bind_threads(4, 4)
+    assert os.environ[THREAD_BINDING] == "0|1", "the user's own binding stays"
