@@ -133,22 +133,33 @@ def train(
     draft_vocab: Annotated[int, typer.Option(help="How many tokens the draft can say.")] = 8192,
     markov_rank: Annotated[int, typer.Option(help="Rank of the Markov tables.")] = 64,
     start_from: Annotated[
-        Path | None, typer.Option(help="Checkpoint file whose weights to start from.")
+        Path | None,
+        typer.Option(
+            help="Checkpoint file, or exported draft folder, whose weights to start from."
+        ),
     ] = None,
     texts: Annotated[int, typer.Option(help="Texts per step.")] = 4,
     blocks: Annotated[int, typer.Option(help="Anchors per text and step.")] = 64,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1.2e-3,
+    cross_entropy: Annotated[
+        float,
+        typer.Option(
+            help="Weight of the greedy answer's cross entropy; total variation gets the rest of 1."
+        ),
+    ] = 0.1,
     cache_gb: Annotated[float, typer.Option(help="Disk for the target's features.")] = 6.0,
     threads: Threads = 1,
 ) -> None:
     """Train the drafts; prints losses and held-out acceptance, saves often, resumes by itself."""
     import torch
 
+    from sglang_ext.training.losses import LossWeights
     from sglang_ext.training.recipe import Recipe, Run
     from sglang_ext.training.train import Plan
 
     torch.set_num_threads(threads)
-    plan = Plan(minutes=minutes, texts=texts, blocks=blocks, learning_rate=rate)
+    weights = LossWeights(cross_entropy=cross_entropy, total_variation=1 - cross_entropy)
+    plan = Plan(minutes=minutes, texts=texts, blocks=blocks, learning_rate=rate, loss=weights)
     recipe = Recipe(
         drafts=tuple(drafts.split(",")),
         layers=layers,

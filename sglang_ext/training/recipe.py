@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_ext.core.spec.draft_config import default_target_layer_ids
 from sglang_ext.training.batches import LessonCache, TextStream
-from sglang_ext.training.draft import DraftShape
+from sglang_ext.training.draft import Draft, DraftShape
 from sglang_ext.training.evaluate import Evaluation, evaluate
 from sglang_ext.training.export import export, load_exported
 from sglang_ext.training.shards import Text, read_texts
@@ -92,12 +92,18 @@ class Run:
     def trainer(self, start_from: Path | None = None) -> Trainer:
         """A trainer that goes on from the run's checkpoint, or starts a new one.
 
-        With `start_from`, a new run takes the weights that fit from another run's checkpoint; a
-        DFLASH draft takes the backbone of a DSPARK one.
+        With `start_from`, a new run takes the weights that fit from another run's checkpoint, or
+        from an exported draft's folder; a DFLASH draft takes the backbone of a DSPARK one.
         """
         texts = self.stream.all_texts()
         saved = torch.load(self.checkpoint) if self.checkpoint.exists() else None
-        d2t = next(iter(saved["drafts"].values()))["d2t"] if saved else self._vocabulary(texts)
+        exported = None
+        if start_from is not None and start_from.is_dir():
+            exported = load_exported(start_from, self.target)
+        if saved:
+            d2t = next(iter(saved["drafts"].values()))["d2t"]
+        else:
+            d2t = exported.d2t if exported is not None else self._vocabulary(texts)
         shapes = self.recipe.shapes(self.target, len(d2t))
         teacher = make_teacher(self.target, self.work, shapes, d2t, self.recipe.cache_bytes)
         lessons = list(teacher.lessons(texts[:8]))
@@ -109,6 +115,9 @@ class Run:
         if saved:
             trainer.load(saved)
             self.report(f"going on from step {trainer.step}")
+        elif exported is not None:
+            for student in students:
+                take_exported(student.draft, exported)
         elif start_from:
             take_weights(students, torch.load(start_from)["drafts"])
         else:
@@ -137,6 +146,30 @@ def make_teacher(
     recipe = f"{target.config} {layer_ids} {d2t.tolist()}"
     cache = LessonCache(work / "lessons", recipe=recipe, limit=cache_bytes)
     return Teacher(target, layer_ids, d2t, cache)
+
+
+@torch.no_grad()
+def take_exported(draft: Draft, exported: Draft) -> None:
+    """Copy an exported draft's weights into one in training, whose features are scaled.
+
+    Raises:
+        ValueError: the two read other layers or have other shapes.
+    """
+    for field in ("layers", "hidden", "intermediate", "target_layer_ids", "draft_vocab"):
+        found, wanted = getattr(exported.shape, field), getattr(draft.shape, field)
+        if found != wanted:
+            raise ValueError(
+                f"--start-from: {field}: expected {wanted}, found {found}. Train with the "
+                "options that the exported draft was made with."
+            )
+    own = draft.state_dict()
+    taken = {
+        name: value
+        for name, value in exported.state_dict().items()
+        if name in own and own[name].shape == value.shape and not name.endswith("_scale")
+    }
+    taken["fc.weight"] = taken["fc.weight"] / draft.feature_scale
+    draft.load_state_dict(taken, strict=False)
 
 
 def take_weights(students: list[Student], drafts: dict[str, dict[str, Tensor]]) -> None:

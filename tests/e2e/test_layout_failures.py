@@ -1,6 +1,6 @@
 """A rank that dies ends its server, with a message and without leaving a process behind; two nodes.
 
-Nodes are two launchers on one machine that meet on loopback.
+Nodes are two launchers on one machine, each in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from sglang_ext.core.support import layout
+from sglang_ext.core.support import NONE, layout
 from tests.e2e.client import greedy
+from tests.e2e.nodes import Node, inside, two_nodes
 from tests.e2e.servers import Server, Spec, group_is_gone
 from tests.e2e.stand import Stand
 from tests.e2e.workload import lengths, ragged, random_prompt
@@ -62,22 +64,45 @@ def test_a_dead_rank_ends_the_server(stand: Stand, busy: bool) -> None:
     stand.pool.drop(spec)
 
 
-TWO_NODES = ("tp2", "ep2 deepep normal", "pp2")
+# (layout, algorithm)
+TWO_NODES = (
+    ("tp2", NONE),
+    ("ep2 deepep normal", NONE),
+    ("ep2 deepep normal", "DSPARK"),
+    ("pp2", NONE),
+)
 
 
-@pytest.mark.parametrize("name", TWO_NODES)
-def test_two_nodes(stand: Stand, name: str) -> None:
-    """One rank per node; the answers are those of a single node's single rank."""
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[Node, Node]]:
+    with contextlib.ExitStack() as stack:
+        try:
+            pair = stack.enter_context(two_nodes())
+        except PermissionError as reason:
+            pytest.skip(f"two nodes on one machine: {reason}")
+        yield pair
+
+
+@pytest.mark.parametrize(("name", "algorithm"), TWO_NODES)
+def test_two_nodes(stand: Stand, nodes: tuple[Node, Node], name: str, algorithm: str) -> None:
+    """One rank per node, each in a network of its own; the answers are those of one rank."""
     target = stand.checkpoints.target("qwen3_moe")
     expected = stand.server(stand.plain_spec(target)).client.batch(ragged(5, 60), lengths(5, 14))
-    port = stand.pool.next_port()
-    meet = ("--nnodes", 2, "--dist-init-addr", f"127.0.0.1:{port}")
-    common = stand.plain_spec(target, *layout(name).flags, *meet)
-    second = _second_node(stand, common)
+    meet = ("--nnodes", 2, "--dist-init-addr", f"{nodes[0].address}:{stand.pool.next_port()}")
+    flags = (*layout(name).flags, *meet)
+    common = stand.plain_spec(target, *flags)
+    if algorithm != NONE:
+        draft = stand.checkpoints.draft(algorithm, "vanilla", "qwen3_moe")
+        common = stand.spec(algorithm, draft, target, 4, *flags)
+    specs = [_on_node(common, rank, node) for rank, node in enumerate(nodes)]
+    second = _second_node(stand, specs[1])
     try:
-        first = stand.server(Spec((*common.argv, "--node-rank", "0"), common.env))
-        got = first.client.batch(ragged(5, 60), lengths(5, 14))
+        with inside(nodes[0]):
+            first = stand.server(specs[0])
+            got = first.client.batch(ragged(5, 60), lengths(5, 14))
         assert [r.ids for r in got] == [r.ids for r in expected]
+        if algorithm != NONE:
+            assert max(r.acceptance_length for r in got) > 1, "no draft was accepted"
         first.assert_healthy()
         stand.pool.drop(first.spec)
     finally:
@@ -85,8 +110,11 @@ def test_two_nodes(stand: Stand, name: str) -> None:
     assert group_is_gone(second.pid)
 
 
-def _second_node(stand: Stand, common: Spec) -> Server:
+def _on_node(common: Spec, rank: int, node: Node) -> Spec:
+    return Spec.of(*common.argv, "--node-rank", rank, env=dict(common.env) | node.env)
+
+
+def _second_node(stand: Stand, spec: Spec) -> Server:
     """The launcher of node 1: it has ranks and no port of its own to answer on."""
-    spec = Spec((*common.argv, "--node-rank", "1"), common.env)
     order, port, log = stand.pool._order(spec)
     return Server(spec, stand.pool.parent.start(order, log), port, log, stand.pool.parent)

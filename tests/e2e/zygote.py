@@ -20,6 +20,8 @@ from typing import Any
 
 from tests.e2e.faults import VARIABLE as FAULT
 from tests.e2e.faults import plant
+from tests.e2e.nodes import VARIABLE as NODE
+from tests.e2e.nodes import enter
 
 
 def _warm() -> None:
@@ -70,6 +72,8 @@ def _child(order: dict[str, Any]) -> None:
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(order["env"])
+    if NODE in order["env"]:
+        enter(order["env"][NODE])
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     code = 1
