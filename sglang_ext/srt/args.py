@@ -24,14 +24,14 @@ from sglang_ext.core.spec.calibration import StsTemperatures
 from sglang_ext.core.spec.draft_config import (
     BUNDLED_V4,
     DraftConfig,
-    DraftConfigError,
     TargetFacts,
     check_gamma,
     parse,
-    read_config,
 )
+from sglang_ext.core.spec.draft_fields import DraftConfigError, read_config
 from sglang_ext.core.spec.draft_tensors import check_tensors, read_headers
 from sglang_ext.core.spec.sps import load_table
+from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL as DEEPSEEK_V4
 from sglang_ext.srt.spec.bundled import carries_draft, draft_view
 from sglang_ext.srt.spec.checkpoint import local_folder
 from sglang_ext.srt.spec.policy import ours
@@ -102,6 +102,7 @@ def target_facts(model_config: Any) -> TargetFacts:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         rope_theta=theta,
+        outputs_captured=DEEPSEEK_V4 in (model_config.hf_config.architectures or ()),
     )
 
 

@@ -12,13 +12,12 @@ from safetensors.torch import save_file
 
 from sglang_ext.core.spec.draft_config import (
     DraftConfig,
-    DraftConfigError,
     TargetFacts,
     check_gamma,
     default_target_layer_ids,
     parse,
-    read_config,
 )
+from sglang_ext.core.spec.draft_fields import DraftConfigError, read_config
 from sglang_ext.core.spec.draft_tensors import (
     canonical,
     check_tensors,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_ext.core.spec import draft_config, draft_tensors
+from sglang_ext.core.spec import draft_config, draft_fields, draft_tensors
 from sglang_ext.training.draft import Draft, DraftShape, Rope
 from sglang_ext.training.evaluate import draft_tokens, play_rounds
 from sglang_ext.training.export import checkpoint_tensors, export, read_shape
@@ -163,7 +163,7 @@ def test_competing_tokens_keep_every_label() -> None:
 def test_an_exported_draft_is_what_the_workers_read(shape: DraftShape, tmp_path: Path) -> None:
     draft = make(shape)
     export(draft, TARGET_CONFIG, tmp_path)
-    raw = draft_config.read_config(tmp_path)
+    raw = draft_fields.read_config(tmp_path)
     facts = draft_config.TargetFacts(5, 32, 50, 1e4)
     config = draft_config.parse(raw, algorithm=shape.algorithm, target=facts)
     draft_tensors.check_tensors(config, draft_tensors.read_headers(tmp_path))

@@ -8,12 +8,12 @@ just never gets accepted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
+
+from sglang_ext.core.spec.draft_fields import DraftConfigError, FieldReader
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _OWN_POSITION = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -21,24 +21,24 @@ _OWN_POSITION = ("DFlashDraftModel", "DFlash2DraftModel")
 BUNDLED_V4 = "SglangExtDeepseekV4DSpark"
 
 
-class DraftConfigError(ValueError):
-    """A field of a draft checkpoint cannot be used."""
-
-    def __init__(self, field: str, *, expected: str, found: object, remedy: str) -> None:
-        super().__init__(
-            f"draft checkpoint, {field}: expected {expected}, found {found!r}. {remedy}"
-        )
-        self.field = field
-
-
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a draft must agree with: the target's depth, width, vocabulary and rope base."""
+    """What a draft must agree with: the target's depth, width, vocabulary and rope base.
+
+    outputs_captured: whether features are what comes OUT of a layer, as DeepSeek-V4's. SGLang's
+        dense models hand out what goes INTO the next layer, so nothing behind the last one.
+    """
 
     num_hidden_layers: int
     hidden_size: int
     vocab_size: int
     rope_theta: float | None = None
+    outputs_captured: bool = False
+
+    @property
+    def last_feature_layer(self) -> int:
+        """The last layer that a draft may read."""
+        return self.num_hidden_layers - (1 if self.outputs_captured else 2)
 
 
 @dataclass(frozen=True)
@@ -113,77 +113,6 @@ def default_target_layer_ids(target_layers: int, draft_layers: int) -> tuple[int
     return tuple(round(1 + i * span / (draft_layers - 1)) for i in range(draft_layers))
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """config.json of a local checkpoint folder."""
-    file = Path(path) / "config.json"
-    if not file.is_file():
-        raise DraftConfigError(
-            "config.json",
-            expected=f"a file {file}",
-            found="nothing there",
-            remedy="Point --speculative-draft-model-path at a draft checkpoint folder.",
-        )
-    try:
-        loaded = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise DraftConfigError(
-            "config.json", expected="JSON", found=str(error), remedy="Download the draft again."
-        ) from error
-    if not isinstance(loaded, dict):
-        raise DraftConfigError(
-            "config.json", expected="an object", found=loaded, remedy="Download the draft again."
-        )
-    return loaded
-
-
-class _Reader:
-    """Looks a key up in the nested `dspark_config` / `dflash_config` first, then at top level."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self.raw = raw
-        self.layers: list[Mapping[str, Any]] = [
-            nested
-            for key in ("dspark_config", "dflash_config")
-            if isinstance(nested := raw.get(key), Mapping)
-        ] + [raw]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        for layer in self.layers:
-            if layer.get(key) is not None:
-                return layer[key]
-        return default
-
-    def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise DraftConfigError(
-                key,
-                expected=f"a whole number of at least {minimum}",
-                found=value,
-                remedy="Correct the draft's config.json.",
-            )
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DraftConfigError(
-                key, expected="a number", found=value, remedy="Correct the draft's config.json."
-            )
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise DraftConfigError(
-                key,
-                expected="true or false",
-                found=value,
-                remedy="Correct the draft's config.json.",
-            )
-        return value
-
-
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -227,7 +156,7 @@ def _check_algorithm(algorithm: str, architecture: str, markov_rank: int) -> Non
         )
 
 
-def _anchor_layout(reader: _Reader, algorithm: str, architecture: str) -> tuple[bool, bool]:
+def _anchor_layout(reader: FieldReader, algorithm: str, architecture: str) -> tuple[bool, bool]:
     """(anchor_predicts, drop_anchor_row) of the block layout."""
     explicit = reader.get("sample_from_anchor")
     if explicit is not None:
@@ -248,7 +177,7 @@ def _anchor_layout(reader: _Reader, algorithm: str, architecture: str) -> tuple[
     )
 
 
-def _layer_masks(reader: _Reader, layers: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+def _layer_masks(reader: FieldReader, layers: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """(window, causal) per layer; a window of 0 is the whole context.
 
     SGLang's rule: sliding layers are causal unless `is_causal` says otherwise, full layers are
@@ -272,11 +201,11 @@ def _layer_masks(reader: _Reader, layers: int) -> tuple[tuple[int, ...], tuple[b
     )
 
 
-def _layer_ids(reader: _Reader, layers: int, target: TargetFacts) -> tuple[tuple[int, ...], bool]:
+def _layer_ids(
+    reader: FieldReader, layers: int, target: TargetFacts
+) -> tuple[tuple[int, ...], bool]:
     given = reader.get("target_layer_ids")
-    # SGLang hands out what goes INTO a dense layer, so nothing behind the last one; V4 captures
-    # what comes out.
-    last = target.num_hidden_layers - (1 if reader.get("architectures") == [BUNDLED_V4] else 2)
+    last = target.last_feature_layer
     if given is None:
         return default_target_layer_ids(target.num_hidden_layers, layers), True
     valid = (
@@ -296,7 +225,7 @@ def _layer_ids(reader: _Reader, layers: int, target: TargetFacts) -> tuple[tuple
     return tuple(given), False
 
 
-def _rope_theta(reader: _Reader, target: TargetFacts) -> tuple[float, Mapping[str, Any] | None]:
+def _rope_theta(reader: FieldReader, target: TargetFacts) -> tuple[float, Mapping[str, Any] | None]:
     parameters = reader.get("rope_parameters") or {}
     theta = reader.get("rope_theta", parameters.get("rope_theta"))
     if theta is None:
@@ -319,7 +248,7 @@ def _rope_theta(reader: _Reader, target: TargetFacts) -> tuple[float, Mapping[st
     return float(theta), scaling
 
 
-def _match_target(reader: _Reader, target: TargetFacts) -> None:
+def _match_target(reader: FieldReader, target: TargetFacts) -> None:
     for key, expected in (
         ("hidden_size", target.hidden_size),
         ("num_target_layers", target.num_hidden_layers),
@@ -335,7 +264,7 @@ def _match_target(reader: _Reader, target: TargetFacts) -> None:
             )
 
 
-def _vocab(reader: _Reader, target: TargetFacts) -> tuple[int, int]:
+def _vocab(reader: FieldReader, target: TargetFacts) -> tuple[int, int]:
     """(vocab_size, draft_vocab_size); a checkpoint may leave the first to the target."""
     vocab = reader.integer("vocab_size", minimum=1, default=target.vocab_size)
     if vocab != target.vocab_size:
@@ -356,7 +285,7 @@ def _vocab(reader: _Reader, target: TargetFacts) -> tuple[int, int]:
     return vocab, draft
 
 
-def _markov(reader: _Reader) -> tuple[int, str]:
+def _markov(reader: FieldReader) -> tuple[int, str]:
     rank = reader.integer("markov_rank", minimum=0, default=0)
     head = reader.get("markov_head_type", "vanilla" if rank == 0 else None)
     if head not in MARKOV_HEADS:
@@ -369,7 +298,7 @@ def _markov(reader: _Reader) -> tuple[int, str]:
     return rank, head
 
 
-def _paired(reader: _Reader, first: str, second: str) -> tuple[int, int]:
+def _paired(reader: FieldReader, first: str, second: str) -> tuple[int, int]:
     a = reader.integer(first, minimum=0, default=0)
     b = reader.integer(second, minimum=0, default=0)
     if bool(a) != bool(b):
@@ -388,7 +317,7 @@ def parse(raw: Mapping[str, Any], *, algorithm: str, target: TargetFacts) -> Dra
     Raises DraftConfigError naming the field, what was expected, what was found and the remedy.
     """
     _refuse_foreign(raw)
-    reader = _Reader(raw)
+    reader = FieldReader(raw)
     architecture = _architecture(raw)
     rank, head = _markov(reader)
     _check_algorithm(algorithm, architecture, rank)
@@ -440,7 +369,7 @@ def parse(raw: Mapping[str, Any], *, algorithm: str, target: TargetFacts) -> Dra
     )
 
 
-def _mask_token(reader: _Reader, vocab: int) -> int:
+def _mask_token(reader: FieldReader, vocab: int) -> int:
     token = reader.integer("mask_token_id", minimum=0)
     if token >= vocab:
         raise DraftConfigError(

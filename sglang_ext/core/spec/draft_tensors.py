@@ -11,7 +11,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sglang_ext.core.spec.draft_config import DraftConfig, DraftConfigError
+from sglang_ext.core.spec.draft_config import DraftConfig
+from sglang_ext.core.spec.draft_fields import DraftConfigError
 
 Shape = tuple[int, ...]
 # Shipped by DeepSpec drafts although the target's are used.

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from sglang_ext import env
 from sglang_ext.core.rope import rotate_half_split, split_cache
 from sglang_ext.core.spec.conv import BlockConv
-from sglang_ext.core.spec.draft_config import DraftConfig, TargetFacts, parse, read_config
+from sglang_ext.core.spec.draft_config import DraftConfig, TargetFacts, parse
+from sglang_ext.core.spec.draft_fields import read_config
 from sglang_ext.core.spec.draft_tensors import (
     SHARED_WITH_TARGET,
     canonical,
@@ -330,7 +331,10 @@ def _own_facts(config: Any) -> TargetFacts:
     """The checkpoint's own word on its target; the worker has held it to the real one already."""
     layers = getattr(config, "num_target_layers", None) or 1 << 20
     return TargetFacts(
-        num_hidden_layers=layers, hidden_size=config.hidden_size, vocab_size=config.vocab_size
+        num_hidden_layers=layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        outputs_captured=True,
     )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ext import env
-from sglang_ext.core.spec.draft_config import BUNDLED_V4, DraftConfigError, read_config
+from sglang_ext.core.spec.draft_config import BUNDLED_V4
+from sglang_ext.core.spec.draft_fields import DraftConfigError, read_config
 from sglang_ext.core.spec.draft_tensors import Shape, read_header
 from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL, DeepseekV4Config, parse
 from sglang_ext.srt.models.deepseek_v4_names import SCALE, canonical, dspark_tensors, is_draft

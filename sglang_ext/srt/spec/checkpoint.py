@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from sglang_ext.core.spec.draft_config import DraftConfigError
+from sglang_ext.core.spec.draft_fields import DraftConfigError
 
 
 @lru_cache(maxsize=8)
