@@ -18,6 +18,7 @@ from sglang.srt.arg_groups.overrides import (
     resolved_view,
     resolving_view,
 )
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.environ import envs
 
 from sglang_ext.core.spec.calibration import StsTemperatures
@@ -50,8 +51,10 @@ def resolve_ours(server_args: Any, algorithm: str) -> bool:
     if not ours(algorithm, cfg):
         return False
     _refuse_unsupported(cfg, algorithm)
+    target = model_config_of(server_args)
+    _refuse_recurrent(target, algorithm)
     folder = _draft_folder(cfg, algorithm)
-    draft = read_draft(folder, algorithm, target_facts(model_config_of(server_args)))
+    draft = read_draft(folder, algorithm, target_facts(target))
     gamma = _gamma(cfg, algorithm, draft)
     check_gamma(draft, gamma)
     _check_tables(cfg, gamma)
@@ -200,6 +203,17 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "a reduced draft vocabulary is the checkpoint's d2t tensor",
     ),
 )
+
+
+def _refuse_recurrent(target: Any, algorithm: str) -> None:
+    """A recurrent state keeps what rejected drafts put into it; only K/V slots are written over."""
+    if mambaish_config(target) is not None:
+        raise ValueError(
+            f"--model-path: expected a model whose layers all attend over K/V slots with "
+            f"{algorithm} on this worker, found {target.hf_config.architectures} with recurrent "
+            "layers (linear attention or state space). Their state is not rolled back when drafts "
+            "are rejected. Serve it without --speculative-algorithm."
+        )
 
 
 def _refuse_unsupported(cfg: Any, algorithm: str) -> None:

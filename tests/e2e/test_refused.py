@@ -193,6 +193,21 @@ def test_flags_that_cannot_be_honoured(stand: Stand, flags: tuple[object, ...]) 
     _refused(stand, (str(flags[0]),), *speculation("DSPARK", draft), *flags)
 
 
+def test_recurrent_target(stand: Stand, tmp_path: Path) -> None:
+    """Rejected drafts would stay in the state of its linear attention."""
+    shutil.copytree(stand.checkpoints.target("llama"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "full_attention_interval": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ("--model-path", tmp_path)
+    words = ("recurrent", "Qwen3NextForCausalLM", "--speculative-algorithm")
+    _refused(stand, words, *speculation("DSPARK", stand.checkpoints.dspark()), *flags)
+
+
 def test_environment_variable(stand: Stand) -> None:
     target, draft = stand.checkpoints.target("llama"), stand.checkpoints.dspark()
     spec = Spec.of(
