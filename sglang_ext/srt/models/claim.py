@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
+from sglang_ext.srt.models import cuda_graphs
+
 # Flag, whether it is set, and why it cannot be served.
 Refusal = tuple[str, Callable[[Any], bool], str]
 # facts, layers, dtype and page size -> bytes
@@ -88,7 +90,7 @@ class Claim:
         return ours
 
     def resolve(self, server_args: Any) -> None:
-        """Refuse what cannot be served exactly, then name the attention backend."""
+        """Refuse what cannot be served exactly, then decide attention backend and graphs."""
         cfg = resolving_view(server_args)
         for flag, is_set, why in self.refused:
             if is_set(cfg):
@@ -102,9 +104,10 @@ class Claim:
                     f"--{field.replace('_', '-')}: expected portable with {self.title} on this "
                     f"package, found {getattr(cfg, field)!r}. Leave it out."
                 )
+        source = f"sglang_ext.{self.official}"
         if cfg.attention_backend is None:
-            source = f"sglang_ext.{self.official}"
             declare_resolution(server_args, source, attention_backend="portable")
+        cuda_graphs.switch_off(server_args, self.title, source)
 
     @property
     def model_class(self) -> Any:
@@ -148,6 +151,11 @@ def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal
             "--speculative-algorithm",
             lambda c: c.speculative_algorithm not in (None, "DFLASH", "DSPARK"),
             speculation,
+        ),
+        (
+            "--moe-runner-backend",
+            lambda c: c.moe_runner_backend not in ("auto", "triton"),
+            "other runners have not been held to this model's experts",
         ),
         (
             "--enable-two-batch-overlap",

@@ -15,7 +15,6 @@ import torch
 from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
 from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.utils.common import LazyValue
@@ -28,6 +27,7 @@ from sglang_ext.srt.models.deepseek_v4_load import load
 from sglang_ext.srt.models.deepseek_v4_moe import MoE
 from sglang_ext.srt.models.deepseek_v4_names import required_tensors
 from sglang_ext.srt.models.deepseek_v4_setup import read
+from sglang_ext.srt.models.norms import rms_norm
 
 
 class DecoderLayer(nn.Module):
@@ -41,8 +41,8 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.attn = SharedLatentAttention(config, layer_id, ratio, f"{prefix}.attn")
         self.ffn = MoE(config, layer_id, f"{prefix}.ffn", hashed=hashed)
-        self.attn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.ffn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.attn_norm = rms_norm(hidden, eps=config.rms_norm_eps)
+        self.ffn_norm = rms_norm(hidden, eps=config.rms_norm_eps)
         for part in ("hc_attn", "hc_ffn"):
             self.register_parameter(f"{part}_fn", wide(n * (2 + n), n * hidden))
             self.register_parameter(f"{part}_base", wide(n * (2 + n)))
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
         n, hidden = config.hc_mult, config.hidden_size
         self.hc_head_fn, self.hc_head_base = wide(n, n * hidden), wide(n)
         self.hc_head_scale = wide(1)
-        self.norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.norm = rms_norm(hidden, eps=config.rms_norm_eps)
         self.plain = Rotation(config, compressed=False)
         self.stretched = Rotation(config, compressed=True)
         self.layers_to_capture: frozenset[int] = frozenset()
