@@ -37,6 +37,7 @@ class Claim:
     refused: flags that cannot be honoured.
     model, backend: `module:class`. pool: `module:function` of the facts.
     token_size: bytes of one token in the pool.
+    prepare: further arguments that the model decides, once nothing is refused.
     """
 
     title: str
@@ -49,6 +50,7 @@ class Claim:
     backend: str
     pool: str
     token_size: TokenSize
+    prepare: Callable[[Any], None] = lambda _server_args: None
 
     @property
     def architecture(self) -> str:
@@ -108,6 +110,7 @@ class Claim:
         if cfg.attention_backend is None:
             declare_resolution(server_args, source, attention_backend="portable")
         cuda_graphs.switch_off(server_args, self.title, source)
+        self.prepare(server_args)
 
     @property
     def model_class(self) -> Any:
@@ -123,8 +126,16 @@ class Claim:
         return made
 
 
-def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal, ...]:
-    """What no claimed model serves; `state` names what its pool keeps beside latents."""
+def not_served(
+    state: str,
+    speculation: str,
+    quantisation: str,
+    algorithms: tuple[str, ...] = ("DFLASH", "DSPARK"),
+) -> tuple[Refusal, ...]:
+    """What no claimed model serves.
+
+    state: what its pool keeps beside latents. algorithms: how it drafts; speculation: why only so.
+    """
     return (
         (
             "--kv-cache-dtype",
@@ -149,7 +160,7 @@ def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal
         ),
         (
             "--speculative-algorithm",
-            lambda c: c.speculative_algorithm not in (None, "DFLASH", "DSPARK"),
+            lambda c: c.speculative_algorithm not in (None, *algorithms),
             speculation,
         ),
         (

@@ -99,8 +99,8 @@ class Decoder(nn.Module):
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, forward_batch: Any, embeds: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """([tokens, hidden] after the final norm, features of the captured layers in order)."""
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """[tokens, hidden] after the final norm, features of the captured layers, the streams."""
         config = self.config
         x = self.embed(input_ids) if embeds is None else embeds
         streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
                 captured.append(feature(streams))
         weights = (self.hc_head_fn, self.hc_head_base, self.hc_head_scale)
         x = hc_head(streams, *weights, eps=config.hc_eps, rms_eps=config.rms_norm_eps)
-        return self.norm(x), captured
+        return self.norm(x), captured, streams
 
 
 class DeepseekV4ForCausalLM(nn.Module):
@@ -192,9 +192,11 @@ class DeepseekV4ForCausalLM(nn.Module):
         forward_batch: Any,
         input_embeds: Tensor | None = None,
     ) -> Any:
-        hidden, captured = self.model(input_ids, positions, forward_batch, input_embeds)
+        hidden, captured, streams = self.model(input_ids, positions, forward_batch, input_embeds)
+        # What the MTP module goes on from, in place of the collapsed hidden states.
+        handed = streams.flatten(1) if forward_batch.spec_algorithm.is_eagle() else None
         return self.logits_processor(
-            input_ids, hidden, self.lm_head, forward_batch, captured or None
+            input_ids, hidden, self.lm_head, forward_batch, captured or None, handed
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -30,7 +30,7 @@ from sglang_ext.srt.models.deepseek_v4 import DecoderLayer, wide
 from sglang_ext.srt.models.deepseek_v4_attention import Rotation, Turn
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config, parse
 from sglang_ext.srt.models.deepseek_v4_load import load
-from sglang_ext.srt.models.deepseek_v4_names import dspark_tensors
+from sglang_ext.srt.models.deepseek_v4_names import TARGET_NAMES, dspark_tensors
 from sglang_ext.srt.models.draft_backbone import product_over, whole_logits
 from sglang_ext.srt.models.norms import rms_norm
 from sglang_ext.srt.spec.bundled import TARGET_CONFIG
@@ -206,9 +206,8 @@ class DeepseekV4DSparkDraft(nn.Module):
         Raises:
             DeepseekV4TensorError: anything missing, surplus or misshaped.
         """
-        target = ("layers.", "embed.", "head.", "norm.", "hc_head_")
         wanted = dspark_tensors(self.facts)
-        load(self, self.facts, weights, wanted, partial=False, passed=target)
+        load(self, self.facts, weights, wanted, partial=False, passed=TARGET_NAMES)
 
 
 EntryClass = DeepseekV4DSparkDraft
