@@ -17,12 +17,17 @@ _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/sr
 
 def _get_config(original: Callable[..., Any], model: str, *args: Any, **kwargs: Any) -> Any:
     from sglang_ext.plugin import wants_portable_cpu
-    from sglang_ext.srt.models.claims import CLAIMS, wanted
+    from sglang_ext.srt.models.claims import offered
 
     config = original(model, *args, **kwargs)
-    claim = next((claim for claim in CLAIMS if claim.offers(config)), None)
-    if claim is None or not wanted(wants_portable_cpu()):
+    claim = offered(config)
+    if claim is None:
         return config
+    if not wants_portable_cpu():
+        # Our CPU platform applies this stage itself; SGLang's platforms have no such moment.
+        from sglang_ext.patches import apply_all
+
+        apply_all(portable_cpu=False, stage=Stage.BACKEND)
     from transformers import PretrainedConfig
 
     raw, _ = PretrainedConfig.get_config_dict(model, revision=kwargs.get("revision"))

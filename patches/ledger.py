@@ -31,7 +31,7 @@ class Stage(StrEnum):
     """When a patch is applied."""
 
     LAUNCH = "every process, before arguments are read"
-    BACKEND = "model ranks, when the platform's backend starts"
+    BACKEND = "model ranks, when our platform's backend starts or a model of ours is claimed"
     WORKER = "model ranks, when our speculative worker is built"
 
 

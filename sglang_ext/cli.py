@@ -10,6 +10,7 @@ from sglang_ext import __version__
 from sglang_ext.bench_cli.cli import bench
 from sglang_ext.calibrate.cli import app as calibrate_app
 from sglang_ext.demo.cli import app as demo_app
+from sglang_ext.inputs import Commands
 from sglang_ext.launcher.cli import launch
 from sglang_ext.lossless.cli import lossless
 from sglang_ext.planner.cli import plan
@@ -18,6 +19,7 @@ from sglang_ext.training.cli import app as training_app
 
 app = typer.Typer(
     name="sglang-ext",
+    cls=Commands,
     help="For SGLang 0.5.23 on any device: exact speculative decoding, DeepSeek-V4 and V3.2, "
     "parallel layouts, and a checker that shows speculation changes nothing.",
     no_args_is_help=True,

@@ -95,7 +95,8 @@ def datasets(given: Sequence[str]) -> list[Dataset]:
                 found=repr(item),
                 remedy="No data set is downloaded; name a local file.",
             )
-        found.append(Dataset(name, path or None))
+        # The tool runs in a folder of its own.
+        found.append(Dataset(name, str(Path(path).resolve()) if path else None))
     return found
 
 

@@ -129,12 +129,17 @@ def answers() -> list[dict[str, str]]:
 
 def _models() -> list[dict[str, str]]:
     """The two architectures that SGLANG_EXT_MODELS decides about, where this version has them."""
-    from sglang_ext.plugin import wants_portable_cpu
+    from sglang_ext.srt.models import policy
     from sglang_ext.srt.models.claims import CLAIMS, wanted
 
-    claimed = {claim.official for claim in CLAIMS} if wanted(wants_portable_cpu()) else set()
+    claimed = {claim.official for claim in CLAIMS} if wanted() else set()
+    why = policy.reason(env.MODELS.get(), policy.this_machine())
     rows = [
-        {"kind": "model", "name": name, "who": "ours" if name in claimed else "SGLang's"}
+        {
+            "kind": "model",
+            "name": f"{name} ({why})",
+            "who": "ours" if name in claimed else "SGLang's",
+        }
         for name in MODELS
     ]
     return [*rows, {"kind": "model", "name": "every other", "who": "SGLang's"}]

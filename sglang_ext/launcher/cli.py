@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sglang_ext.inputs import positive
 from sglang_ext.launcher import catalog
-from sglang_ext.launcher.compose import Launch, compose, for_node
+from sglang_ext.launcher.compose import PLACE, Launch, compose, for_node
 from sglang_ext.launcher.diagnose import explain
 from sglang_ext.launcher.emit import WRITERS
 from sglang_ext.launcher.errors import ConfigError, nearest
@@ -41,12 +42,14 @@ def launch(
     emit: Annotated[
         str | None, typer.Option(help=f"Write what a cluster runs: {', '.join(WRITERS)}.")
     ] = None,
-    nnodes: Annotated[int | None, typer.Option(help="Nodes of this server.")] = None,
-    node_rank: Annotated[int, typer.Option(help="This node's rank, from 0.")] = 0,
+    nnodes: Annotated[int | None, typer.Option(min=1, help="Nodes of this server.")] = None,
+    node_rank: Annotated[int, typer.Option(min=0, help="This node's rank, from 0.")] = 0,
     dist_init_addr: Annotated[
         str | None, typer.Option(help="HOST:PORT of node 0, the same on all nodes.")
     ] = None,
-    ready_seconds: Annotated[float, typer.Option(help="How long a start may take.")] = 3600,
+    ready_seconds: Annotated[
+        float, typer.Option(callback=positive, help="How long a start may take, weights included.")
+    ] = 3600,
 ) -> None:
     """Start a server from a preset and wait until it answers; Ctrl-C ends all of it.
 
@@ -56,38 +59,34 @@ def launch(
 
         sglang-ext launch demo-cpu-low-latency --set port=30001 -- --log-level info
     """
-    try:
-        if show_list:
-            _print_list(as_json)
-            return
-        if name is None:
-            raise ConfigError(
-                "launch",
-                "PRESET",
-                expected="the name of a preset",
-                found="nothing",
-                remedy="`sglang-ext launch --list` shows them.",
-            )
-        composed = compose(catalog.preset(name), settings or (), extra or ())
-        notes = require(composed)
-        if emit is not None:
-            typer.echo(_writer(emit)(resolve_demo(composed, demo_folder_names)), nl=False)
-            return
-        on_node = _on_node(composed, nnodes, node_rank, dist_init_addr, dry_run)
-        if dry_run:
-            _print_dry_run(resolve_demo(on_node, demo_folder_names), notes, as_json)
-            return
-        raise typer.Exit(_serve(resolve_demo(on_node, demo_paths), notes, ready_seconds))
-    except ConfigError as error:
-        _err.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from error
+    if show_list:
+        _print_list(as_json)
+        return
+    if name is None:
+        raise ConfigError(
+            "launch",
+            "PRESET",
+            expected="the name of a preset",
+            found="nothing",
+            remedy="`sglang-ext launch --list` shows them.",
+        )
+    composed = compose(catalog.preset(name), settings or (), extra or ())
+    notes = require(composed)
+    if emit is not None:
+        typer.echo(_writer(emit)(resolve_demo(composed, demo_folder_names)), nl=False)
+        return
+    on_node = _on_node(composed, nnodes, node_rank, dist_init_addr, dry_run)
+    if dry_run:
+        _print_dry_run(resolve_demo(on_node, demo_folder_names), notes, as_json)
+        return
+    raise typer.Exit(_serve(resolve_demo(on_node, demo_paths), notes, ready_seconds))
 
 
 def _on_node(
     composed: Launch, nnodes: int | None, rank: int, address: str | None, dry_run: bool
 ) -> Launch:
     if nnodes is None and dry_run and composed.hardware.nodes > 1:
-        return for_node(composed, composed.hardware.nodes, rank, address or "HOST:PORT")
+        return for_node(composed, composed.hardware.nodes, rank, address or PLACE)
     return for_node(composed, nnodes or 1, rank, address)
 
 

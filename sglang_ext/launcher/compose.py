@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -43,45 +45,41 @@ class Launch:
         return {**self.flags, **read_words(self.extra)}
 
     def whole(self, name: str, default: int = 1) -> int:
-        """A flag as a whole number."""
-        value = self.effective().get(name, default)
-        try:
-            return int(value)
-        except ValueError as error:
-            raise ConfigError(
-                self.preset.name,
-                f"--{name}",
-                expected="a whole number",
-                found=value,
-                remedy=f"Correct --{name}.",
-            ) from error
+        """A flag as a whole number, which `compose` has made sure of."""
+        return int(self.effective().get(name, default))
 
 
-# Sizes that the rules reckon with; SGLang's parser says the rest.
-WHOLE_FLAGS = (
-    "tp-size",
-    "dp-size",
-    "pp-size",
-    "ep-size",
-    "attn-dp-size",
-    "attn-cp-size",
-    "moe-dp-size",
-    "max-running-requests",
-    "cuda-graph-max-bs-decode",
-    "chunked-prefill-size",
-    "ep-num-redundant-experts",
-    "speculative-num-draft-tokens",
-    "speculative-dspark-block-size",
-)
+# The least value of what the rules reckon with; SGLang's parser takes any whole number.
+LEAST = {
+    "tp-size": 1,
+    "dp-size": 1,
+    "pp-size": 1,
+    "ep-size": 1,
+    "attn-dp-size": 1,
+    "attn-cp-size": 1,
+    "moe-dp-size": 1,
+    "max-running-requests": 1,
+    "cuda-graph-max-bs-decode": 1,
+    "ep-num-redundant-experts": 0,
+    "speculative-num-draft-tokens": 1,
+    "speculative-dspark-block-size": 1,
+    "port": 1,
+}
 
 
 @dataclass(frozen=True)
 class FlagNames:
-    """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not."""
+    """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not.
+
+    whole, decimal: those of `values` that are numbers; aliases: second name -> first
+    """
 
     switches: frozenset[str]
     values: frozenset[str]
     lists: frozenset[str]
+    whole: frozenset[str]
+    decimal: frozenset[str]
+    aliases: Mapping[str, str]
     renamed: Mapping[str, str]
 
     @property
@@ -104,25 +102,64 @@ class FlagNames:
                 where, f"--{name}", expected="a flag of SGLang 0.5.23", found=name, remedy=hint
             )
 
+    def require_value(self, name: str, value: FlagValue, where: str) -> None:
+        """Raises ConfigError for a value that SGLang's parser, or nobody, could use."""
+
+        def error(expected: str, found: object) -> ConfigError:
+            remedy = f"Correct --{name}."
+            return ConfigError(where, f"--{name}", expected=expected, found=found, remedy=remedy)
+
+        if name in self.switches:
+            if not isinstance(value, bool):
+                raise error("nothing after it, or true or false in --set", value)
+            return
+        is_bare = isinstance(value, bool) and name in self.whole | self.decimal
+        if value is True or is_bare or value == "":
+            raise error("a value", "none" if value is True else value)
+        number = value if isinstance(value, int | float) else math.nan
+        if name in self.whole and number != int_or_nan(number):
+            raise error("a whole number", value)
+        if name in self.decimal and not math.isfinite(number):
+            raise error("a number", value)
+        if name in LEAST and number < LEAST[name]:
+            raise error(f"a whole number of at least {LEAST[name]}", value)
+        if name == "port" and number > 65535:
+            raise error("a port up to 65535", value)
+
+
+def int_or_nan(number: float) -> float:
+    """The number when it is whole, else nan, which equals nothing."""
+    return number if isinstance(number, int) and not isinstance(number, bool) else math.nan
+
 
 @cache
 def flag_names() -> FlagNames:
     """Read once from `launch/flags.yaml`."""
     raw = load_mapping(catalog.ROOT / "flags.yaml")
-    switches, values, lists = (frozenset(raw[kind]) for kind in ("switches", "values", "lists"))
-    return FlagNames(switches, values, lists, raw["renamed"])
+    kinds = ("switches", "values", "lists", "whole", "decimal")
+    return FlagNames(*(frozenset(raw[kind]) for kind in kinds), raw["aliases"], raw["renamed"])
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
-    """Flags in a command line's words; a list's values are joined by spaces."""
+    """Flags in a command line's words under their first names; a list's values joined by spaces.
+
+    Raises:
+        ConfigError: a word that belongs to no flag.
+    """
     found: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            found[name] = _scalar(value) if value else True
+            name, equals, value = word[2:].partition("=")
+            name = flag_names().aliases.get(name, name)
+            found[name] = _scalar(value) if equals else True
         elif name:
             found[name] = _scalar(word) if found[name] is True else f"{found[name]} {word}"
+        else:
+            raise ConfigError(
+                "launch", "words after `--`", expected="a flag first, as in --log-level info",
+                found=word, remedy="SGLang's server takes no other words.",
+            )  # fmt: skip
     return found
 
 
@@ -168,10 +205,9 @@ def compose(
     flags |= {k: v for k, v in changed.items() if not k.isupper()}
     env |= {k: str(v) for k, v in changed.items() if k.isupper()}
     launch = Launch(preset, model, hardware, flags, env, tuple(extra))
-    for name in launch.effective():
-        flag_names().require(name, preset.name)
-    for name in WHOLE_FLAGS:
-        launch.whole(name)
+    for key, value in launch.effective().items():
+        flag_names().require(key, preset.name)
+        flag_names().require_value(key, value, preset.name)
     return with_draft(launch)
 
 
@@ -206,9 +242,21 @@ def _read_settings(settings: Iterable[str]) -> dict[str, FlagValue]:
                 found=setting,
                 remedy="As in --set max-running-requests=64.",
             )
-        key = key if key.isupper() else key.removeprefix("--").replace("_", "-")
-        found[key] = value if key.isupper() else _scalar(value)
+        if key.isupper():
+            found[_variable(key, setting)] = value
+            continue
+        key = key.removeprefix("--").replace("_", "-")
+        found[flag_names().aliases.get(key, key)] = _scalar(value)
     return found
+
+
+def _variable(name: str, setting: str) -> str:
+    if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) is None:
+        raise ConfigError(
+            "--set", "variable", expected="a name of capitals, digits and _", found=setting,
+            remedy="As in --set NCCL_DEBUG=WARN.",
+        )  # fmt: skip
+    return name
 
 
 def with_draft(launch: Launch) -> Launch:
@@ -236,6 +284,10 @@ def with_draft(launch: Launch) -> Launch:
     return replace(launch, flags={**launch.flags, "speculative-draft-model-path": draft.path})
 
 
+# Stands for the address in a dry run that names none.
+PLACE = "HOST:PORT"
+
+
 def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -> Launch:
     """The same launch as one of several nodes.
 
@@ -260,8 +312,19 @@ def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -
             remedy="Number the nodes from 0.",
         )
     if nnodes == 1:
+        if address:
+            raise ConfigError(
+                launch.preset.name,
+                "--dist-init-addr",
+                expected="none for one node",
+                found=address,
+                remedy="Leave it out.",
+            )
         return launch
-    if not address or ":" not in address:
+    host, _, port = (address or "").rpartition(":")
+    if address != PLACE and not (
+        host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    ):
         raise ConfigError(
             launch.preset.name,
             "--dist-init-addr",

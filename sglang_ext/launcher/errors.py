@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from sglang_ext.inputs import InputError
 
-class ConfigError(ValueError):
+
+class ConfigError(InputError):
     """A name, file or field of a launch or a plan cannot be used.
 
     field: what is wrong; where: the file or command it was read from
@@ -15,7 +17,7 @@ class ConfigError(ValueError):
     def __init__(
         self, where: str, field: str, *, expected: str, found: object, remedy: str
     ) -> None:
-        super().__init__(f"{where}, {field}: expected {expected}, found {found!r}. {remedy}")
+        super().__init__(f"{where}, {field}", expected=expected, found=repr(found), remedy=remedy)
         self.where, self.field = where, field
 
 

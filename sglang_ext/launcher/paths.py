@@ -7,21 +7,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from sglang_ext.launcher.compose import Launch
+from sglang_ext.launcher.errors import ConfigError, nearest
 
 PREFIX = "demo:"
+NAMES = ("target", "dspark", "dflash")
 
 
 def resolve_demo(launch: Launch, prepare: Callable[[], dict[str, str]]) -> Launch:
     """The launch with the built-in model's names replaced by directories.
 
     prepare: makes the checkpoints and names their directories; only called when one is needed
+
+    Raises:
+        ConfigError: a name that is none of the built-in ones.
     """
-    needs = [k for k, v in launch.flags.items() if str(v).startswith(PREFIX)]
+    needs = {k: str(v).removeprefix(PREFIX) for k, v in launch.flags.items() if _is_demo(v)}
     if not needs:
         return launch
+    for key, name in needs.items():
+        if name not in NAMES:
+            raise ConfigError(
+                launch.preset.name,
+                f"--{key}",
+                expected=f"one of {', '.join(PREFIX + known for known in NAMES)}",
+                found=PREFIX + name,
+                remedy=nearest(name, NAMES) or "Name one of them.",
+            )
     paths = prepare()
-    found = {key: paths[str(launch.flags[key]).removeprefix(PREFIX)] for key in needs}
-    return replace(launch, flags={**launch.flags, **found})
+    return replace(launch, flags={**launch.flags, **{k: paths[n] for k, n in needs.items()}})
+
+
+def _is_demo(value: object) -> bool:
+    return str(value).startswith(PREFIX)
 
 
 def demo_paths() -> dict[str, str]:
@@ -36,4 +53,4 @@ def demo_folder_names() -> dict[str, str]:
     from sglang_ext.env import CACHE_DIR
 
     root: Path = CACHE_DIR.get() / "demo"
-    return {name: str(root / name) for name in ("target", "dspark", "dflash")}
+    return {name: str(root / name) for name in NAMES}

@@ -52,6 +52,9 @@ def deepseek_v4(
     with_dspark: Annotated[
         bool, typer.Option("--with-dspark", help="Add the bundled DSpark draft (mtp.0 to mtp.2).")
     ] = False,
+    with_mtp: Annotated[
+        bool, typer.Option("--with-mtp", help="Add the MTP module (mtp.0), a draft under NEXTN.")
+    ] = False,
     quant: Annotated[
         Storage, typer.Option(help="fp8: matrices e4m3 with 128 x 128 scales; fp4: experts e2m1.")
     ] = Storage.NONE,
@@ -64,17 +67,20 @@ def deepseek_v4(
 
     from sglang_ext.tiny_model.deepseek_v4 import write
 
+    if with_dspark and with_mtp:
+        raise typer.BadParameter("--with-dspark and --with-mtp: expected one of them, found both")
     write(
         out,
         layers=layers,
         with_dspark=with_dspark,
+        with_mtp=with_mtp,
         quant=quant.value,
         dtype=getattr(torch, dtype.value),
         seed=seed,
         **changes(fields),
     )
-    speculation = " --speculative-algorithm DSPARK" if with_dspark else ""
-    _say(out, dtype, speculation)
+    algorithm = "DSPARK" if with_dspark else "NEXTN" if with_mtp else None
+    _say(out, dtype, "" if algorithm is None else f" --speculative-algorithm {algorithm}")
 
 
 @app.command(name="deepseek-v3.2")

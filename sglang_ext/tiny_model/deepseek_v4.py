@@ -1,7 +1,7 @@
 """A DeepSeek-V4 checkpoint of random weights in the official format: names, fields, storage.
 
 Every part of the architecture is there: window, CSA and HCA layers, hash and top-k routing,
-hyper-connections, and on request fp8 matrices, fp4 experts and the bundled DSpark draft.
+hyper-connections, and on request fp8 matrices, fp4 experts and a draft, DSpark or MTP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from torch import Tensor
 
 from sglang_ext.core.quant import quantise_fp4, quantise_fp8
 from sglang_ext.srt.models.deepseek_v4_config import parse
-from sglang_ext.srt.models.deepseek_v4_names import Shape, dspark_tensors, required_tensors
+from sglang_ext.srt.models.deepseek_v4_names import (
+    Shape,
+    dspark_tensors,
+    mtp_tensors,
+    required_tensors,
+)
 from sglang_ext.tiny_model.tokenizer import EOS, MASK, PAD, save_tokenizer
 
 Quant = Literal["none", "fp8", "fp4"]
@@ -26,7 +31,9 @@ _EOS = "<｜end▁of▁sentence｜>"
 _CHAT = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 
 
-def tiny_config(layers: int = 6, *, with_dspark: bool = False, **changes: Any) -> dict[str, Any]:
+def tiny_config(
+    layers: int = 6, *, with_dspark: bool = False, with_mtp: bool = False, **changes: Any
+) -> dict[str, Any]:
     """config.json with the official fields; ratios 0, 0, then CSA and HCA in turn."""
     ratios = [0, 0, *(4 if i % 2 == 0 else 128 for i in range(max(layers - 2, 0)))][:layers]
     config: dict[str, Any] = {
@@ -82,14 +89,21 @@ def tiny_config(layers: int = 6, *, with_dspark: bool = False, **changes: Any) -
             "dspark_target_layer_ids": list(range(max(layers - 3, 0), layers)),
             "dspark_markov_rank": 16,
         }
+    if with_mtp:
+        config["compress_ratios"] = [*ratios, 0]
+        config["num_nextn_predict_layers"] = 1
     return {**config, **changes}
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, Shape]:
-    """Official name -> shape of every tensor, the bundled draft's included."""
+    """Official name -> shape of every tensor, the draft's included."""
     facts = parse(config)
-    bundled = {} if facts.dspark is None else dspark_tensors(facts)
-    return required_tensors(facts) | bundled
+    draft: dict[str, Shape] = {}
+    if facts.dspark is not None:
+        draft = dspark_tensors(facts)
+    elif facts.num_nextn_predict_layers:
+        draft = mtp_tensors(facts)
+    return required_tensors(facts) | draft
 
 
 def random_tensors(
@@ -98,7 +112,22 @@ def random_tensors(
     """A value for every tensor. mixing: size of what attention and experts add."""
     generator = torch.Generator().manual_seed(seed)
     shapes = tensor_shapes(config)
-    return {name: _value(name, s, config, generator, mixing) for name, s in shapes.items()}
+    values = {name: _value(name, s, config, generator, mixing) for name, s in shapes.items()}
+    if "mtp.0.e_proj.weight" in values:
+        _let_it_guess(values)
+    return values
+
+
+def _let_it_guess(values: dict[str, Tensor]) -> None:
+    """Make the MTP module right now and then, as a trained one is.
+
+    Most of what the target says follows from the last token's embedding; the module passes it on
+    and speaks with the target's head.
+    """
+    width = values["embed.weight"].shape[1]
+    values["mtp.0.e_proj.weight"] += torch.eye(width)
+    for name in ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"):
+        values[f"mtp.0.{name}"] = values[name].clone()
 
 
 def _value(
@@ -153,7 +182,19 @@ def _kept_float32(name: str) -> bool:
 
 
 def _quantised(name: str) -> bool:
-    linear = (".wq_a.", ".wq_b.", ".wkv.", ".wo_a.", ".wo_b.", ".w1.", ".w2.", ".w3.", "main_proj.")
+    linear = (
+        ".wq_a.",
+        ".wq_b.",
+        ".wkv.",
+        ".wo_a.",
+        ".wo_b.",
+        ".w1.",
+        ".w2.",
+        ".w3.",
+        "main_proj.",
+        "e_proj.",
+        "h_proj.",
+    )
     return any(part in name for part in linear) and ".compressor." not in name
 
 
@@ -166,10 +207,11 @@ def write(
     dtype: torch.dtype = torch.float32,
     layers: int = 6,
     with_dspark: bool = False,
+    with_mtp: bool = False,
     **changes: Any,
 ) -> Path:
     """Write config.json, weights and tokenizer to `folder`; `changes` replace config fields."""
-    raw = tiny_config(layers, with_dspark=with_dspark, **changes)
+    raw = tiny_config(layers, with_dspark=with_dspark, with_mtp=with_mtp, **changes)
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     if quant != "none":
         raw["quantization_config"] = {

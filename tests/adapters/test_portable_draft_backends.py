@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from sglang_ext.srt.attention import draft_backends, portable
+from sglang_ext.srt.attention.slot_backend import SlotChainBackend
+from sglang_ext.srt.models.claim import Claim
+from sglang_ext.srt.models.deepseek_v4_setup import MODULE
 
 
 class FakeBackend:
@@ -26,11 +29,18 @@ def choose(name: str) -> Any:
     return original
 
 
+def runner_of(*architectures: str) -> Any:
+    config = SimpleNamespace(architectures=architectures)
+    return SimpleNamespace(model_config=SimpleNamespace(hf_config=config))
+
+
 @pytest.fixture
 def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(portable, "PortableAttnBackend", FakeBackend)
     monkeypatch.setattr(portable, "PortableMultiStepDraftBackend", FakeBackend)
-    return SimpleNamespace(draft_model_runner="runner", topk=3, speculative_num_steps=5)
+    monkeypatch.setattr(Claim, "backend_class", FakeBackend)
+    runner = runner_of("AnyForCausalLMNextN")
+    return SimpleNamespace(draft_model_runner=runner, topk=3, speculative_num_steps=5)
 
 
 @pytest.mark.parametrize(("stamps", "sizes"), [(True, (3, 5)), (False, ())])
@@ -39,8 +49,18 @@ def test_portable_is_offered(factory: Any, stamps: bool, sizes: tuple[int, ...])
     name, backend = draft_backends.create_backend(
         choose("portable"), factory, "decode_attention_backend", table, "no {backend_type}", stamps
     )
-    assert (name, backend.runner, backend.sizes) == ("portable", "runner", sizes)
+    assert (name, backend.runner, backend.sizes) == ("portable", factory.draft_model_runner, sizes)
     assert table == {}
+
+
+def test_a_claimed_draft_gets_its_own_kind(factory: Any) -> None:
+    factory.draft_model_runner = runner_of(MODULE.architecture)
+    chosen = (choose("portable"), factory, "decode_attention_backend", {}, "no {backend_type}")
+    _, steps = draft_backends.create_backend(*chosen, True)
+    assert isinstance(steps, SlotChainBackend)
+    assert len(steps.attn_backends) == 4
+    _, extend = draft_backends.create_backend(*chosen, False)
+    assert isinstance(extend, FakeBackend)
 
 
 def test_other_names_go_through(factory: Any) -> None:

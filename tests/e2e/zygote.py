@@ -21,7 +21,7 @@ from typing import Any
 from tests.e2e.faults import VARIABLE as FAULT
 from tests.e2e.faults import plant
 from tests.e2e.nodes import VARIABLE as NODE
-from tests.e2e.nodes import enter
+from tests.e2e.nodes import move_to
 
 
 def _warm() -> None:
@@ -73,7 +73,7 @@ def _child(order: dict[str, Any]) -> None:
         os.dup2(source, target)
     os.environ.update(order["env"])
     if NODE in order["env"]:
-        enter(order["env"][NODE])
+        move_to(order["env"][NODE])
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     code = 1

@@ -20,10 +20,10 @@ def register() -> None:
     """Enter the backends into SGLang's registry; calling it again changes nothing."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-    register_attention_backend(PORTABLE)(_create_portable)
+    register_attention_backend(PORTABLE)(create_portable)
 
 
-def _create_portable(runner: ModelRunner) -> AttentionBackend:
+def create_portable(runner: ModelRunner) -> AttentionBackend:
     """The backend that the runner's model needs; a draft beside it gets its own."""
     from sglang_ext.srt.models.claims import claim_of
 

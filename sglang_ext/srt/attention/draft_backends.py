@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_ext.srt.attention import PORTABLE
+from sglang_ext.srt.attention import PORTABLE, create_portable
 
 
 def create_backend(
@@ -24,15 +24,16 @@ def create_backend(
     """The factory's own method, offered `portable` as well."""
 
     def portable() -> tuple[str, Any]:
-        from sglang_ext.srt.attention.portable import (
-            PortableAttnBackend,
-            PortableMultiStepDraftBackend,
-        )
+        from sglang_ext.srt.attention.portable import PortableMultiStepDraftBackend
+        from sglang_ext.srt.attention.slot_backend import SlotChainBackend
+        from sglang_ext.srt.models.claims import claim_of
 
-        runner = factory.draft_model_runner
+        runner, steps = factory.draft_model_runner, factory.speculative_num_steps
         if not stamps_children:
-            return PORTABLE, PortableAttnBackend(runner)
-        steps = factory.speculative_num_steps
+            return PORTABLE, create_portable(runner)
+        claim = claim_of(runner.model_config.hf_config)
+        if claim is not None:
+            return PORTABLE, SlotChainBackend(claim.backend_class, runner, steps)
         return PORTABLE, PortableMultiStepDraftBackend(runner, factory.topk, steps)
 
     return original(

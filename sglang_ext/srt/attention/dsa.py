@@ -22,7 +22,7 @@ from sglang_ext.kernels.indexer_v32 import select_tokens
 from sglang_ext.kernels.latent_attention import attend_expanded, attend_visible
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.srt.attention.dsa_inputs import DsaInputs
-from sglang_ext.srt.attention.dsa_plan import RowGroup, group, spans_of
+from sglang_ext.srt.attention.dsa_plan import RowGroup, Span, group
 from sglang_ext.srt.attention.slot_backend import SlotBackend
 from sglang_ext.srt.cache.dsa_pool import DsaTokenPool
 
@@ -48,14 +48,9 @@ class DsaAttnBackend(SlotBackend):
         # Selections of the last layer that kept its own, by group.
         self._kept: dict[int, Tensor] = {}
 
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Plan the forward; every layer of it shares the plan."""
+    def plan(self, spans: list[Span]) -> None:
         self._kept = {}
-        if forward_batch.forward_mode.is_idle():
-            self.forward_metadata = []
-            return
-        table = self.req_to_token_pool.req_to_token
-        self.forward_metadata = group(spans_of(forward_batch), table)
+        self.forward_metadata = group(spans, self.req_to_token_pool.req_to_token)
 
     def forward(
         self,

@@ -88,6 +88,13 @@ def spans_of(batch: ForwardBatch) -> list[Span]:
     return spans
 
 
+def chain_spans(batch: ForwardBatch, step: int) -> list[Span]:
+    """Row `step` of a chain that every request drafts behind its `seq_lens` cached tokens."""
+    rows = zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
+    spans = (Span(request, row, 1, prefix + step) for row, (request, prefix) in enumerate(rows))
+    return [span for span in spans if span.request]
+
+
 def group(spans: list[Span], req_to_token: Tensor) -> list[RowGroup]:
     """Requests with many rows alone, the others together by similar length.
 

@@ -22,7 +22,7 @@ from sglang_ext.core.compress import visible_entries
 from sglang_ext.kernels.compress import compress_blocks
 from sglang_ext.kernels.indexer import select_entries
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
-from sglang_ext.srt.attention.dsa_plan import spans_of
+from sglang_ext.srt.attention.dsa_plan import Span
 from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs, NewRows
 from sglang_ext.srt.attention.row_map import Piece, RowMap, row_map
 from sglang_ext.srt.attention.slot_backend import SlotBackend
@@ -48,14 +48,10 @@ class Dsv4AttnBackend(SlotBackend):
         super().__init__(model_runner)
         self.forward_metadata = RowMap((), {})
 
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Map the forward's rows; every layer of it shares the map."""
-        if forward_batch.forward_mode.is_idle():
-            self.forward_metadata = RowMap((), {})
-            return
+    def plan(self, spans: list[Span]) -> None:
         pool = self.token_to_kv_pool
         self.forward_metadata = row_map(
-            spans_of(forward_batch),
+            spans,
             self.req_to_token_pool.req_to_token,
             window=pool.facts.sliding_window,
             ratios=tuple(sorted(set(pool.ratios))),

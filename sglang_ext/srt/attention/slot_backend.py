@@ -6,11 +6,16 @@ needs no CUDA graph, no Triton and no translation of slots.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
+from sglang_ext.srt.attention.dsa_plan import Span, chain_spans, spans_of
+
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
@@ -41,6 +46,14 @@ class SlotBackend(AttentionBackend):
                 f"{type(self.token_to_kv_pool).__name__}"
             )
 
+    @abstractmethod
+    def plan(self, spans: list[Span]) -> None:
+        """Prepare for a forward of these rows; every layer of it shares the plan."""
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        idle = forward_batch.forward_mode.is_idle()
+        self.plan([] if idle else spans_of(forward_batch))
+
     def get_cpu_graph_seq_len_fill_value(self) -> int:
         return 1
 
@@ -49,3 +62,18 @@ class SlotBackend(AttentionBackend):
 
     def support_triton(self) -> bool:
         return False
+
+
+class SlotChainBackend:
+    """One backend per step of a chain that an autoregressive draft extends, one row a request."""
+
+    def __init__(
+        self, backend: Callable[[ModelRunner], SlotBackend], model_runner: ModelRunner, steps: int
+    ) -> None:
+        # The first token of a chain comes from the forward over what was accepted.
+        self.attn_backends = [backend(model_runner) for _ in range(steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Plan every step at once, before the first of them runs."""
+        for step, backend in enumerate(self.attn_backends):
+            backend.plan(chain_spans(forward_batch, step))

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
+from sglang_ext.srt.models import cuda_graphs
+
 # Flag, whether it is set, and why it cannot be served.
 Refusal = tuple[str, Callable[[Any], bool], str]
 # facts, layers, dtype and page size -> bytes
@@ -35,6 +37,7 @@ class Claim:
     refused: flags that cannot be honoured.
     model, backend: `module:class`. pool: `module:function` of the facts.
     token_size: bytes of one token in the pool.
+    prepare: further arguments that the model decides, once nothing is refused.
     """
 
     title: str
@@ -47,6 +50,7 @@ class Claim:
     backend: str
     pool: str
     token_size: TokenSize
+    prepare: Callable[[Any], None] = lambda _server_args: None
 
     @property
     def architecture(self) -> str:
@@ -88,7 +92,7 @@ class Claim:
         return ours
 
     def resolve(self, server_args: Any) -> None:
-        """Refuse what cannot be served exactly, then name the attention backend."""
+        """Refuse what cannot be served exactly, then decide attention backend and graphs."""
         cfg = resolving_view(server_args)
         for flag, is_set, why in self.refused:
             if is_set(cfg):
@@ -102,9 +106,11 @@ class Claim:
                     f"--{field.replace('_', '-')}: expected portable with {self.title} on this "
                     f"package, found {getattr(cfg, field)!r}. Leave it out."
                 )
+        source = f"sglang_ext.{self.official}"
         if cfg.attention_backend is None:
-            source = f"sglang_ext.{self.official}"
             declare_resolution(server_args, source, attention_backend="portable")
+        cuda_graphs.switch_off(server_args, self.title, source)
+        self.prepare(server_args)
 
     @property
     def model_class(self) -> Any:
@@ -120,8 +126,16 @@ class Claim:
         return made
 
 
-def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal, ...]:
-    """What no claimed model serves; `state` names what its pool keeps beside latents."""
+def not_served(
+    state: str,
+    speculation: str,
+    quantisation: str,
+    algorithms: tuple[str, ...] = ("DFLASH", "DSPARK"),
+) -> tuple[Refusal, ...]:
+    """What no claimed model serves.
+
+    state: what its pool keeps beside latents. algorithms: how it drafts; speculation: why only so.
+    """
     return (
         (
             "--kv-cache-dtype",
@@ -146,8 +160,13 @@ def not_served(state: str, speculation: str, quantisation: str) -> tuple[Refusal
         ),
         (
             "--speculative-algorithm",
-            lambda c: c.speculative_algorithm not in (None, "DFLASH", "DSPARK"),
+            lambda c: c.speculative_algorithm not in (None, *algorithms),
             speculation,
+        ),
+        (
+            "--moe-runner-backend",
+            lambda c: c.moe_runner_backend not in ("auto", "triton"),
+            "other runners have not been held to this model's experts",
         ),
         (
             "--enable-two-batch-overlap",

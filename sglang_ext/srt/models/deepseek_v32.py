@@ -18,7 +18,6 @@ from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.layer_boundary import append_stages, declare_attn, declare_ffn
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
@@ -40,6 +39,7 @@ from sglang_ext.srt.models.deepseek_v32_attention import LatentAttention, rope_t
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
 from sglang_ext.srt.models.deepseek_v32_load import load
 from sglang_ext.srt.models.deepseek_v32_setup import read
+from sglang_ext.srt.models.norms import rms_norm
 
 
 class DenseMLP(nn.Module):
@@ -153,8 +153,8 @@ class DecoderLayer(nn.Module):
             self.mlp = MoE(config, layer_id, f"{prefix}.mlp")
         else:
             self.mlp = DenseMLP(hidden, config.intermediate_size, f"{prefix}.mlp")
-        self.input_layernorm = RMSNorm(hidden, eps=eps)
-        self.post_attention_layernorm = RMSNorm(hidden, eps=eps)
+        self.input_layernorm = rms_norm(hidden, eps=eps)
+        self.post_attention_layernorm = rms_norm(hidden, eps=eps)
         self.attn_boundary, self.ffn_boundary = append_stages(
             (attention, self.input_layernorm), (ffn, self.post_attention_layernorm)
         )
@@ -202,8 +202,10 @@ class Decoder(nn.Module):
         )
         self.norm: nn.Module = PPMissingLayer(return_tuple=True)
         if self.pp_group.is_last_rank:
-            self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.cos, self.sin = rope_tables(config)
+            self.norm = rms_norm(config.hidden_size, eps=config.rms_norm_eps)
+        cos, sin = rope_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self.layers_to_capture: frozenset[int] = frozenset()
 
     def forward(
@@ -221,7 +223,8 @@ class Decoder(nn.Module):
         else:
             first: Any = self.layers[self.start_layer]
             x = first.attn_boundary.from_pp(pp_proxy_tensors, forward_batch)
-        cos, sin = self.cos[positions], self.sin[positions]
+        tables: Any = (self.cos, self.sin)
+        cos, sin = (table[positions] for table in tables)
         captured = AuxHiddenStateList()
         for layer_id in range(self.start_layer, self.end_layer):
             into = captured if layer_id in self.layers_to_capture else None

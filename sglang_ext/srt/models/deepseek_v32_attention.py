@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import get_rope
@@ -22,6 +21,7 @@ from sglang_ext.core.mla import UpProjection
 from sglang_ext.core.rope import rotate_trailing_pairs, split_cache
 from sglang_ext.srt.attention.dsa_inputs import DsaInputs
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
+from sglang_ext.srt.models.norms import rms_norm
 
 # The reference builds these norms without passing config.json's rms_norm_eps.
 LATENT_NORM_EPS = 1e-6
@@ -102,10 +102,10 @@ class LatentAttention(nn.Module):
         self.layer_id = layer_id
         hidden, rank, dim = config.hidden_size, config.q_lora_rank, config.qk_head_dim
         self.q_a_proj = _whole(hidden, rank, f"{prefix}.q_a_proj")
-        self.q_a_layernorm = RMSNorm(rank, eps=LATENT_NORM_EPS)
+        self.q_a_layernorm = rms_norm(rank, eps=LATENT_NORM_EPS)
         self.q_b_proj = _by_head(rank, config.num_attention_heads * dim, f"{prefix}.q_b_proj")
         self.kv_a_proj_with_mqa = _whole(hidden, config.latent_dim, f"{prefix}.kv_a_proj_with_mqa")
-        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, eps=LATENT_NORM_EPS)
+        self.kv_a_layernorm = rms_norm(config.kv_lora_rank, eps=LATENT_NORM_EPS)
         self.kv_b_proj = _by_head(
             config.kv_lora_rank,
             config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim),

@@ -15,7 +15,6 @@ import torch
 from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
 from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.utils.common import LazyValue
@@ -28,6 +27,7 @@ from sglang_ext.srt.models.deepseek_v4_load import load
 from sglang_ext.srt.models.deepseek_v4_moe import MoE
 from sglang_ext.srt.models.deepseek_v4_names import required_tensors
 from sglang_ext.srt.models.deepseek_v4_setup import read
+from sglang_ext.srt.models.norms import rms_norm
 
 
 class DecoderLayer(nn.Module):
@@ -41,8 +41,8 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.attn = SharedLatentAttention(config, layer_id, ratio, f"{prefix}.attn")
         self.ffn = MoE(config, layer_id, f"{prefix}.ffn", hashed=hashed)
-        self.attn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.ffn_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.attn_norm = rms_norm(hidden, eps=config.rms_norm_eps)
+        self.ffn_norm = rms_norm(hidden, eps=config.rms_norm_eps)
         for part in ("hc_attn", "hc_ffn"):
             self.register_parameter(f"{part}_fn", wide(n * (2 + n), n * hidden))
             self.register_parameter(f"{part}_base", wide(n * (2 + n)))
@@ -92,15 +92,15 @@ class Decoder(nn.Module):
         n, hidden = config.hc_mult, config.hidden_size
         self.hc_head_fn, self.hc_head_base = wide(n, n * hidden), wide(n)
         self.hc_head_scale = wide(1)
-        self.norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.norm = rms_norm(hidden, eps=config.rms_norm_eps)
         self.plain = Rotation(config, compressed=False)
         self.stretched = Rotation(config, compressed=True)
         self.layers_to_capture: frozenset[int] = frozenset()
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, forward_batch: Any, embeds: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """([tokens, hidden] after the final norm, features of the captured layers in order)."""
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """[tokens, hidden] after the final norm, features of the captured layers, the streams."""
         config = self.config
         x = self.embed(input_ids) if embeds is None else embeds
         streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
                 captured.append(feature(streams))
         weights = (self.hc_head_fn, self.hc_head_base, self.hc_head_scale)
         x = hc_head(streams, *weights, eps=config.hc_eps, rms_eps=config.rms_norm_eps)
-        return self.norm(x), captured
+        return self.norm(x), captured, streams
 
 
 class DeepseekV4ForCausalLM(nn.Module):
@@ -192,9 +192,11 @@ class DeepseekV4ForCausalLM(nn.Module):
         forward_batch: Any,
         input_embeds: Tensor | None = None,
     ) -> Any:
-        hidden, captured = self.model(input_ids, positions, forward_batch, input_embeds)
+        hidden, captured, streams = self.model(input_ids, positions, forward_batch, input_embeds)
+        # What the MTP module goes on from, in place of the collapsed hidden states.
+        handed = streams.flatten(1) if forward_batch.spec_algorithm.is_eagle() else None
         return self.logits_processor(
-            input_ids, hidden, self.lm_head, forward_batch, captured or None
+            input_ids, hidden, self.lm_head, forward_batch, captured or None, handed
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
@@ -23,6 +22,7 @@ from sglang_ext.core.yarn import angles, frequencies
 from sglang_ext.kernels.grouped_output import grouped_output
 from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs, IndexInputs, NewRows
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.models.norms import rms_norm
 
 
 class Rotation(nn.Module):
@@ -70,7 +70,7 @@ class Compressor(nn.Module):
         self.wkv = _whole(config.hidden_size, width, f"{prefix}.wkv", torch.float32)
         self.wgate = _whole(config.hidden_size, width, f"{prefix}.wgate", torch.float32)
         self.ape = nn.Parameter(torch.empty(ratio, width, dtype=torch.float32))
-        self.norm = RMSNorm(dim, eps=config.rms_norm_eps)
+        self.norm = rms_norm(dim, eps=config.rms_norm_eps)
 
     def forward(self, x: Tensor, positions: Tensor) -> NewRows:
         """x [tokens, hidden] -> rows to store, final from the start."""
@@ -118,12 +118,12 @@ class SharedLatentAttention(nn.Module):
         self.groups, self.rank = config.o_groups // ranks, rank
         hidden, lora, whole = config.hidden_size, config.q_lora_rank, config.num_attention_heads
         self.wq_a = _whole(hidden, lora, f"{prefix}.wq_a")
-        self.q_norm = RMSNorm(lora, eps=config.rms_norm_eps)
+        self.q_norm = rms_norm(lora, eps=config.rms_norm_eps)
         self.wq_b = ColumnParallelLinear(
             lora, whole * self.dim, bias=False, parallel_group="attn_tp", prefix=f"{prefix}.wq_b"
         )
         self.wkv = _whole(hidden, self.dim, f"{prefix}.wkv")
-        self.kv_norm = RMSNorm(self.dim, eps=config.rms_norm_eps)
+        self.kv_norm = rms_norm(self.dim, eps=config.rms_norm_eps)
         self.wo_a = GroupedLinear(self.groups, config.o_lora_rank, config.group_width, rank)
         self.wo_b = RowParallelLinear(
             config.o_groups * config.o_lora_rank,

@@ -16,6 +16,8 @@ from sglang_ext.core.yarn import Yarn
 from sglang_ext.srt.models.strict_config import MISSING, OTHER_VARIANT, ConfigFieldError, Fields
 
 OFFICIAL = "DeepseekV4ForCausalLM"
+# SGLang's name for the MTP module of such a checkpoint.
+OFFICIAL_MODULE = f"{OFFICIAL}NextN"
 LAYER_TYPES = {
     0: "sliding_attention",
     CSA: "compressed_sparse_attention",
@@ -165,7 +167,7 @@ def _rope_width(read: Fields) -> int:
 
 
 def _compress_ratios(read: Fields, layers: int) -> tuple[int, ...]:
-    """One per layer, then one per layer of a bundled draft where the file has them."""
+    """One per layer, then one per layer of the draft where the file has them."""
     given, kinds = read.raw.get("compress_ratios"), read.raw.get("layer_types")
     from_kinds = None if kinds is None else _ratios_of(kinds, layers)
     _check_rates(read)
@@ -185,7 +187,7 @@ def _compress_ratios(read: Fields, layers: int) -> tuple[int, ...]:
     if any(ratios[layers:]):
         raise DeepseekV4ConfigError(
             "compress_ratios",
-            expected=f"0 for what follows the first {layers}, the layers of a bundled draft",
+            expected=f"0 for what follows the first {layers}, the layers of a draft",
             found=given,
         )
     if from_kinds is not None and from_kinds != ratios[:layers]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
@@ -31,8 +30,9 @@ from sglang_ext.srt.models.deepseek_v4 import DecoderLayer, wide
 from sglang_ext.srt.models.deepseek_v4_attention import Rotation, Turn
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config, parse
 from sglang_ext.srt.models.deepseek_v4_load import load
-from sglang_ext.srt.models.deepseek_v4_names import dspark_tensors
+from sglang_ext.srt.models.deepseek_v4_names import TARGET_NAMES, dspark_tensors
 from sglang_ext.srt.models.draft_backbone import product_over, whole_logits
+from sglang_ext.srt.models.norms import rms_norm
 from sglang_ext.srt.spec.bundled import TARGET_CONFIG
 
 
@@ -93,9 +93,9 @@ class Stage(DecoderLayer):
             self.main_proj = ReplicatedLinear(
                 captured, hidden, bias=False, prefix=f"{prefix}.main_proj"
             )
-            self.main_norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+            self.main_norm = rms_norm(hidden, eps=config.rms_norm_eps)
         if stage == facts.stages - 1:
-            self.norm = RMSNorm(hidden, eps=config.rms_norm_eps)
+            self.norm = rms_norm(hidden, eps=config.rms_norm_eps)
             self.hc_head_fn, self.hc_head_base = wide(n, n * hidden), wide(n)
             self.hc_head_scale = wide(1)
             self.markov_head = build_markov_head(
@@ -206,9 +206,8 @@ class DeepseekV4DSparkDraft(nn.Module):
         Raises:
             DeepseekV4TensorError: anything missing, surplus or misshaped.
         """
-        target = ("layers.", "embed.", "head.", "norm.", "hc_head_")
         wanted = dspark_tensors(self.facts)
-        load(self, self.facts, weights, wanted, partial=False, passed=target)
+        load(self, self.facts, weights, wanted, partial=False, passed=TARGET_NAMES)
 
 
 EntryClass = DeepseekV4DSparkDraft

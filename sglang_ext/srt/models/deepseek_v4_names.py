@@ -17,6 +17,8 @@ from sglang_ext.srt.models.placement import Placement
 
 Shape = tuple[int, ...]
 SCALE = ".scale"
+# Begin of the target's names; the rest of a checkpoint is the draft it may carry.
+TARGET_NAMES = ("layers.", "embed.", "head.", "norm.", "hc_head_")
 _LAYER = re.compile(r"layers\.(\d+)\..+")
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _SHARED = re.compile(r"(.+\.ffn\.shared_experts)\.(w[13])\.weight")
@@ -211,6 +213,19 @@ def dspark_tensors(config: DeepseekV4Config) -> dict[str, Shape]:
     shapes[f"{last}.markov_head.markov_w2.weight"] = (config.vocab_size, rank)
     shapes[f"{last}.confidence_head.proj.weight"] = (1, hidden + rank)
     return shapes
+
+
+def mtp_tensors(config: DeepseekV4Config) -> dict[str, Shape]:
+    """Every tensor of the MTP module: a complete layer, its two inputs and its head."""
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {
+        "enorm.weight": (hidden,),
+        "hnorm.weight": (hidden,),
+        "e_proj.weight": (hidden, hidden),
+        "h_proj.weight": (hidden, hidden),
+    }
+    shapes |= block_tensors(config, 0, hashed=False) | head_tensors(config)
+    return {f"mtp.0.{name}": shape for name, shape in shapes.items()}
 
 
 def is_draft(name: str) -> bool:

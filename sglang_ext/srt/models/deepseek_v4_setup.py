@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sglang_ext.srt.models import deepseek_v4_nextn_args as nextn
 from sglang_ext.srt.models.claim import Claim, Refusal, not_served
-from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL, DeepseekV4Config, parse
+from sglang_ext.srt.models.deepseek_v4_config import (
+    OFFICIAL,
+    OFFICIAL_MODULE,
+    DeepseekV4Config,
+    parse,
+)
 
 _MORE: tuple[Refusal, ...] = (
     ("--pp-size", lambda c: (c.pp_size or 1) > 1, "the streams are not sent between stages"),
@@ -27,6 +34,7 @@ _MORE: tuple[Refusal, ...] = (
 def _adjust(ours: Any, facts: DeepseekV4Config) -> None:
     ours.head_dim = facts.head_dim
     ours.num_key_value_heads = 1
+    ours.num_hidden_layers = facts.num_hidden_layers
 
 
 def _token_size(facts: DeepseekV4Config, _layers: int, dtype: torch.dtype, page_size: int) -> int:
@@ -43,14 +51,25 @@ CLAIM = Claim(
     adjust=_adjust,
     refused=not_served(
         state="entries",
-        speculation="drafts that the checkpoint does not bundle as DSPARK are not implemented",
+        speculation="the checkpoint's MTP module drafts under NEXTN, every other draft under those",
         quantisation="weights are widened at load",
+        algorithms=("DFLASH", "DSPARK", *nextn.ALGORITHMS),
     )
-    + _MORE,
+    + _MORE
+    + nextn.REFUSED,
     model="sglang_ext.srt.models.deepseek_v4:DeepseekV4ForCausalLM",
     backend="sglang_ext.srt.attention.dsv4:Dsv4AttnBackend",
     pool="sglang_ext.srt.cache.dsv4_pool:pool_class",
     token_size=_token_size,
+    prepare=nextn.resolve_nextn,
+)
+# Read from the view that `nextn` makes.
+MODULE = replace(
+    CLAIM,
+    title="DeepSeek-V4's MTP module",
+    official=OFFICIAL_MODULE,
+    parse=nextn.parse_module,
+    model="sglang_ext.srt.models.deepseek_v4_nextn:DeepseekV4ForCausalLMNextN",
 )
 
 

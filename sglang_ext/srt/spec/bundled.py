@@ -1,9 +1,9 @@
-"""The DSpark draft that DeepSeek-V4 checkpoints carry, shown to SGLang as a draft of its own.
+"""The draft that a DeepSeek-V4 checkpoint carries, shown to SGLang as a draft of its own.
 
 Official checkpoints keep the draft among the target's files (mtp.0, mtp.1, ...) and describe it by
-`dspark_*` fields of the target's config.json. SGLang builds a draft from a folder with a config of
-its own, so such a folder is made: a config.json in the usual DSpark fields, and links to those
-weight files that hold draft tensors. Nothing is copied.
+fields of the target's config.json: `dspark_*` for a DSpark draft, else `num_nextn_predict_layers`
+for an MTP module. SGLang builds a draft from a folder with a config of its own, so such a folder
+is made: a config.json, and links to those weight files that hold draft tensors. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,38 @@ def carries_draft(raw: dict[str, Any]) -> bool:
     return OFFICIAL in (raw.get("architectures") or ()) and "dspark_block_size" in raw
 
 
+@dataclass(frozen=True)
+class Part:
+    """A draft inside a checkpoint.
+
+    title: what messages call it. field: of config.json, which says that it is there.
+    tensors: all of them, by published name.
+    """
+
+    title: str
+    field: str
+    tensors: dict[str, Shape]
+
+
 def draft_view(target: Path) -> Path:
-    """The folder that shows the draft inside checkpoint `target`; made again on every call.
+    """The folder that shows the DSpark draft inside checkpoint `target`.
 
     Raises:
         DeepseekV4ConfigError, DraftConfigError: fields or tensors of the draft that do not fit.
     """
     raw = read_config(target)
     config = parse(raw)
-    files = _files_with_draft(target, config)
+    part = Part("the bundled draft", "dspark_block_size", dspark_tensors(config))
+    return view_of(target, part, draft_fields(raw, config))
+
+
+def view_of(target: Path, part: Part, fields: dict[str, Any]) -> Path:
+    """A folder with `fields` as config.json and the files that hold `part`; made on every call.
+
+    Raises:
+        DraftConfigError: tensors that do not fit.
+    """
+    files = _files_with(target, part)
     key = hashlib.sha256(f"{target.resolve()}".encode()).hexdigest()[:16]
     view = env.CACHE_DIR.get() / "bundled" / key
     view.mkdir(parents=True, exist_ok=True)
@@ -46,7 +70,7 @@ def draft_view(target: Path) -> Path:
             old.unlink()
     for name in files:
         _link(target / name, view / name)
-    _replace(view / "config.json", json.dumps(draft_fields(raw, config), indent=1))
+    _replace(view / "config.json", json.dumps(fields, indent=1))
     return view
 
 
@@ -81,43 +105,43 @@ def draft_fields(raw: dict[str, Any], config: DeepseekV4Config) -> dict[str, Any
     }
 
 
-def _files_with_draft(target: Path, config: DeepseekV4Config) -> list[str]:
+def _files_with(target: Path, part: Part) -> list[str]:
     """Weight files that hold draft tensors, all of which must be there in the right shape."""
-    wanted = dspark_tensors(config)
     files: set[str] = set()
     seen: set[str] = set()
     for file in sorted(target.glob("*.safetensors")):
         for given, shape in read_header(file).items():
             name = canonical(given)
             if is_draft(name) and not name.endswith(SCALE):
-                _check_shape(name, wanted, shape)
+                _check_shape(name, part, shape)
                 seen.add(name)
                 files.add(file.name)
-    missing = sorted(set(wanted) - seen)
+    missing = sorted(set(part.tensors) - seen)
     if missing:
         raise DraftConfigError(
             missing[0],
-            expected="a tensor of the bundled draft, as dspark_block_size in config.json says",
+            expected=f"a tensor of {part.title}, as {part.field} in config.json says",
             found=f"none ({len(missing)} missing)",
-            remedy="Download the checkpoint again, or serve it without DSPARK.",
+            remedy="Download the checkpoint again, or serve it without speculation.",
         )
     return sorted(files)
 
 
-def _check_shape(name: str, wanted: dict[str, Shape], shape: Shape) -> None:
-    if name not in wanted:
+def _check_shape(name: str, part: Part, shape: Shape) -> None:
+    wanted = part.tensors.get(name)
+    if wanted is None:
         raise DraftConfigError(
             name,
-            expected="a tensor of the bundled draft",
+            expected=f"a tensor of {part.title}",
             found="an unknown name",
             remedy="The checkpoint is of a variant that is not implemented.",
         )
-    *rows, columns = wanted[name]
+    *rows, columns = wanted
     # Two fp4 values share a byte.
-    if shape not in (wanted[name], (*rows, columns // 2)):
+    if shape not in (wanted, (*rows, columns // 2)):
         raise DraftConfigError(
             name,
-            expected=f"shape {list(wanted[name])}",
+            expected=f"shape {list(wanted)}",
             found=list(shape),
             remedy="Compare config.json and the weight files; they must be of one checkpoint.",
         )

@@ -13,6 +13,13 @@ def builtin_refusal(algorithm: str, cfg: Any) -> str | None:
     """Why SGLang 0.5.23's own worker would refuse this configuration; None where it accepts."""
     if not str(cfg.device).startswith("cuda"):
         return f"it needs CUDA, and the device is {cfg.device}"
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    from sglang_ext.srt.models.claims import claim_of
+
+    claim = claim_of(model_config_of(cfg).hf_config)
+    if claim is not None:
+        return f"it knows {claim.title} only as SGLang serves it"
     return None
 
 

@@ -1,0 +1,89 @@
+"""What a user typed, checked before anything starts; a mistake ends a command with exit code 2."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class InputError(ValueError):
+    """An option, argument or file that cannot be used. Form: field, expected, found, remedy."""
+
+    def __init__(self, field: str, *, expected: str, found: object, remedy: str) -> None:
+        super().__init__(f"{field}: expected {expected}, found {found}. {remedy}")
+        self.field = field
+
+
+class Commands(TyperGroup):
+    """Commands that say what was wrong with their input in one line, and end with 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+def output_file(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
+    """Find out before the work, not after it, that its result cannot be written.
+
+    endings: the formats there are; any when empty
+
+    Raises:
+        InputError: a folder, a file in a folder that is not there, no permission, another ending.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    # Path("") is ".", a folder too.
+    if path.is_dir():
+        raise InputError(option, expected="a file", found=f"the folder {path}", remedy="Name one.")
+    if not folder.is_dir():
+        raise InputError(
+            option, expected="a file in a folder that is there", found=path, remedy="Make it."
+        )
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(
+            option, expected=f"a name that ends in {_either(endings)}", found=path, remedy="Rename."
+        )
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(
+            option, expected="a file that may be written", found=path, remedy="Name another."
+        )
+
+
+def output_folder(option: str, path: Path) -> Path:
+    """The folder, made where it is not there. Raises InputError where it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            option, expected="a folder that is there or can be made", found=error,
+            remedy="Name another.",
+        ) from error  # fmt: skip
+    return path
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def positive(value: float | None) -> float | None:
+    """A typer callback: a finite number above 0, or nothing (`min` of typer lets nan pass)."""
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"expected a finite number above 0, found {value}")
+    return value
+
+
+def not_negative(value: float | None) -> float | None:
+    """A typer callback: a finite number of at least 0, or nothing."""
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"expected a finite number of at least 0, found {value}")
+    return value
