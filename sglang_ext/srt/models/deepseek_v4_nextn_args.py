@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sglang_ext.core.spec.draft_config import read_config
+from sglang_ext.core.spec.draft_fields import read_config
 from sglang_ext.srt.models.deepseek_v4_config import (
     OFFICIAL_MODULE,
     DeepseekV4Config,
