@@ -61,11 +61,6 @@ class BlockLayout:
         """Rows of the draft's forward per request."""
         return self.gamma + self.first_predicting_row
 
-    @property
-    def verify_width(self) -> int:
-        """Rows of a full verification per request: anchor and gamma drafts."""
-        return self.gamma + 1
-
     def block_ids(self, anchors: Tensor, mask_token_id: int) -> Tensor:
         """Input ids of the block.
 
