@@ -54,7 +54,7 @@ def dispatch_buffer_is_possible(v: View) -> Iterator[tuple[str, str]]:
             f"{DISPATCH_VARIABLE}={limit} is above DeepEP's {LARGEST_DISPATCH}.",
             "Lower it, and --max-running-requests with it.",
         )
-    depth = int(v.launch.env.get("NVSHMEM_QP_DEPTH", QUEUE_DEPTH))
+    depth = v.variable("NVSHMEM_QP_DEPTH", QUEUE_DEPTH)
     if depth < 2 * (limit + 1):
         yield (
             f"NVSHMEM's queues hold {depth} entries, {limit} tokens need {2 * (limit + 1)}.",

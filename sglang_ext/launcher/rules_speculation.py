@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from sglang_ext.launcher.view import View
 
 OURS = ("DSPARK", "DFLASH")
+# SGLang 0.5.23's, by the name that --speculative-algorithm takes.
+ALGORITHMS = (*OURS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "UNO")
 # All-to-all backends that SGLang lets DSPARK draft over under data-parallel attention.
 DRAFTABLE_A2A = ("none", "megamoe", "mori")
+
+
+def algorithm_is_known(v: View) -> Iterator[tuple[str, str]]:
+    if v.algorithm and v.algorithm not in ALGORITHMS:
+        yield (
+            f"SGLang 0.5.23 has no speculative algorithm {v.algorithm}.",
+            f"Use one of {', '.join(ALGORITHMS)}.",
+        )
 
 
 def running_requests_are_set(v: View) -> Iterator[tuple[str, str]]:
@@ -76,6 +86,7 @@ def steps_are_not_mixed(v: View) -> Iterator[tuple[str, str]]:
 
 
 SPECULATION_RULES = (
+    algorithm_is_known,
     running_requests_are_set,
     attention_groups_can_draft,
     model_can_be_drafted_for,
