@@ -58,8 +58,7 @@ DSPARK_PATCH = Patch(
     upstream="https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt/arg_groups/"
     "speculative_hook.py",
     signature="(server_args: 'ServerArgs') -> 'None'",
-    until="SGLang asks the platform about DSPARK as it does about DFLASH, and its worker drafts over "
-    "DeepEP",
+    until="SGLang asks the platform about DSPARK as it does about DFLASH, and drafts over DeepEP",
     apply=_apply("_handle_dspark", "DSPARK"),
 )
 
