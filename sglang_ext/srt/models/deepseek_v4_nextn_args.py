@@ -182,5 +182,10 @@ REFUSED = tuple(
             lambda c: bool(c.enable_return_hidden_states),
             "the target hands its streams to the module in their place",
         ),
+        (
+            "--attn-dp-size or --moe-a2a-backend",
+            lambda c: (c.attn_dp_size or 1) > 1 or c.moe_a2a_backend not in (None, "none"),
+            "the module has not been held to one rank there",
+        ),
     )
 )
