@@ -46,7 +46,7 @@ def dispatch_fits_the_buffer(v: View) -> Iterator[tuple[str, str]]:
 
 
 def dispatch_buffer_is_possible(v: View) -> Iterator[tuple[str, str]]:
-    if v.a2a != "deepep" or DISPATCH_VARIABLE not in v.launch.env:
+    if v.a2a != "deepep":
         return
     limit = v.dispatch_limit
     if limit > LARGEST_DISPATCH:

@@ -17,7 +17,7 @@ from sglang_ext.lossless.endpoint import Endpoint
 from sglang_ext.lossless.errors import RefusedRequest
 from sglang_ext.lossless.flow import Flow, Side
 from sglang_ext.lossless.greedy import Reference, judged, verdict
-from sglang_ext.lossless.margins import TOPS, Judge
+from sglang_ext.lossless.margins import TOPS, Judge, contenders
 from sglang_ext.lossless.types import Answer, Outcome, Prompt, Sampling, State
 
 GROUP = "parameters"
@@ -277,8 +277,8 @@ def logprob_check(prompts: Sequence[Prompt], plain: Sampling, reference: Referen
             if problem:
                 problems.append(f"{prompt.name}, token {at + 1}: {problem}")
             listed = dict(theirs.top) | {theirs.key: theirs.logprob}
-            shared = [(v, listed[k]) for k, v in mine.top if k in listed]
-            worst = max([worst, *(abs(a - b) for a, b in shared if max(a, b) > -30.0)])
+            shared = [(v, listed[k]) for k, v in contenders(mine) if k in listed]
+            worst = max([worst, *(abs(a - b) for a, b in shared)])
             count += len(shared)
             if mine.key != theirs.key:
                 break
