@@ -53,11 +53,12 @@ DSPARK_PATCH = Patch(
     target=f"{_HOOK}:_handle_dspark",
     kind=Kind.AROUND,
     where=Where.ANY,
-    why="SGLang refuses DSPARK off CUDA, NPU and XPU without asking the platform",
+    why="SGLang refuses DSPARK off CUDA, NPU and XPU without asking the platform, and on CUDA with "
+    "data-parallel attention over DeepEP or with context parallelism, which our worker takes",
     upstream="https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt/arg_groups/"
     "speculative_hook.py",
     signature="(server_args: 'ServerArgs') -> 'None'",
-    until="SGLang asks the platform about DSPARK as it does about DFLASH",
+    until="SGLang asks the platform about DSPARK as it does about DFLASH, and drafts over DeepEP",
     apply=_apply("_handle_dspark", "DSPARK"),
 )
 
@@ -67,7 +68,8 @@ DFLASH_PATCH = Patch(
     kind=Kind.AROUND,
     where=Where.ANY,
     why="SGLang guesses a block of 16 when a draft's config cannot be read, and caps concurrency "
-    "at 48; ours reads the draft strictly and leaves concurrency to the user",
+    "at 48; ours reads the draft strictly and leaves concurrency to the user; data-parallel "
+    "attention is refused off CUDA and beside context parallelism, which our worker takes",
     upstream="https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt/arg_groups/"
     "speculative_hook.py",
     signature="(server_args: 'ServerArgs') -> 'None'",

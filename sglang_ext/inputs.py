@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,15 @@ def output_file(option: str, path: Path | None, endings: Sequence[str] = ()) -> 
         raise InputError(
             option, expected=f"a name that ends in {_either(endings)}", found=path, remedy="Rename."
         )
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    was_there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
         raise InputError(
-            option, expected="a file that may be written", found=path, remedy="Name another."
-        )
+            option, expected="a file that can be written", found=error, remedy="Name another."
+        ) from error
+    if not was_there:
+        path.unlink()
 
 
 def output_folder(option: str, path: Path) -> Path:

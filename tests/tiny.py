@@ -69,6 +69,11 @@ def make_target(
         deepseek_v32.write(path, seed=seed, mixing=mixing, **changes)
         save_tokenizer(path, VOCAB)
         return path
+    if kind == "deepseek_v4":
+        from sglang_ext.tiny_model import deepseek_v4
+
+        options = {"layers": LAYERS, "with_dspark": True, **changes}
+        return deepseek_v4.write(path, seed=seed, mixing=mixing, **options)
     torch.manual_seed(seed)
     config = _config(kind, **changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_ext.inputs import InputError, not_negative, output_file
+
 if TYPE_CHECKING:
     from sglang_ext.bench_cli.grid import Point, Setting
     from sglang_ext.bench_cli.results import Results
@@ -32,7 +34,9 @@ def bench(
     input_tokens: Annotated[int, typer.Option(min=1, help="Of random prompts.")] = 256,
     output_tokens: Annotated[int, typer.Option(min=4, help="Of every answer.")] = 128,
     prompts: Annotated[int, typer.Option(min=1, help="Requests of a point.")] = 32,
-    temperature: Annotated[float, typer.Option(min=0, help="Of every request.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(callback=not_negative, help="Of every request.")
+    ] = 0.0,
     out: Annotated[Path, typer.Option(help="Results; points in it are not repeated.")] = Path(
         "bench.json"
     ),
@@ -56,7 +60,9 @@ def bench(
         typer.echo(line, err=True)
 
     try:
-        _check(launch, out, plot)
+        _check(launch)
+        output_file("--out", out)
+        output_file("--plot", plot, (".png", ".svg", ".pdf"))
         gammas = list(numbers("--gamma", gamma)) if gamma else [None]
         load = Load(
             tool=names("--tool", tool, TOOLS)[0],
@@ -81,7 +87,7 @@ def bench(
             ]
         if plot is not None:
             draw(results.ratios(), plot)
-    except (CannotTest, RefusedRequest) as error:
+    except (CannotTest, RefusedRequest, InputError) as error:
         say(f"could not measure: {error}")
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
@@ -93,7 +99,7 @@ def bench(
     raise typer.Exit(1 if refused else 0)
 
 
-def _check(launch: list[str], out: Path, plot: Path | None) -> None:
+def _check(launch: list[str]) -> None:
     from sglang_ext.lossless.errors import CannotTest
 
     for part in launch:
@@ -103,11 +109,6 @@ def _check(launch: list[str], out: Path, plot: Path | None) -> None:
                 expected="those of the server without speculation, without --port and --host",
                 found=part,
                 remedy="Name algorithms by --with and --gamma; ports are chosen (--first-port).",
-            )
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise CannotTest(
-                option, expected="a file in a folder that is there", found=path, remedy="Make it."
             )
 
 

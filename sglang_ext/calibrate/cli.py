@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from sglang_ext.inputs import InputError, output_file, positive
+
 app = typer.Typer(
     help="Measure this machine (sps) and fit a draft's confidence (sts) for DSPARK's scheduler.",
     no_args_is_help=True,
@@ -32,7 +34,9 @@ def sps(
         bool, typer.Option("--additive", help="Two axes: requests and verify rows.")
     ] = False,
     first_port: Annotated[int, typer.Option(min=1024, max=65000)] = 31800,
-    seconds: Annotated[float, typer.Option(help="How long a start may take.")] = 900,
+    seconds: Annotated[
+        float, typer.Option(callback=positive, help="How long a start may take.")
+    ] = 900,
 ) -> None:
     """Steps per second by verify rows, for --speculative-dspark-sps-table-path.
 
@@ -51,7 +55,7 @@ def sps(
                 found="both" if launch else "neither",
                 remedy="Give one of them.",
             )
-        _check_folder("--out", out)
+        output_file("--out", out)
         if grid is not None:
             found = read_grid(grid)
         else:
@@ -88,12 +92,12 @@ def sts(
     from sglang_ext.calibrate.sts import plot as draw
 
     with _refusals():
-        _check_folder("--out", out)
+        output_file("--out", out)
+        output_file("--plot", plot, (".png", ".svg", ".pdf"))
         rounds = read(recorded)
         fitted = fit(rounds, name)
         fitted.save(out)
         if plot is not None:
-            _check_folder("--plot", plot)
             draw(rounds, fitted, plot)
     typer.echo(f"{fitted.num_samples} rounds")
     typer.echo("draft  temperature  ECE before  after")
@@ -119,15 +123,6 @@ def _show_grid(grid: object) -> None:
     Console().print(table)
 
 
-def _check_folder(option: str, path: Path) -> None:
-    from sglang_ext.lossless.errors import CannotTest
-
-    if not path.absolute().parent.is_dir():
-        raise CannotTest(
-            option, expected="a file in a folder that is there", found=path, remedy="Make it."
-        )
-
-
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Print what could not be done and end with 2."""
@@ -135,7 +130,7 @@ def _refusals() -> Iterator[None]:
 
     try:
         yield
-    except CannotTest as error:
+    except (CannotTest, InputError) as error:
         typer.echo(f"could not calibrate: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:

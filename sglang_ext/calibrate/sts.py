@@ -163,7 +163,11 @@ def _read_lines(file: Path) -> Recorded:
 
 
 def _rows(file: Path) -> Iterator[tuple[list[float], int]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotTest(str(file), expected="a text file", found=error, remedy=_REMEDY) from error
+    for number, line in enumerate(lines, start=1):
         try:
             row: Any = json.loads(line)
         except ValueError as error:

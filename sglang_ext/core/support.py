@@ -11,6 +11,15 @@ from dataclasses import dataclass
 NONE, DSPARK, DFLASH = "none", "DSPARK", "DFLASH"
 ALGORITHMS = (NONE, DSPARK, DFLASH)
 
+DENSE, EXPERTS, V32, V4 = "dense", "experts", "DeepSeek-V3.2", "DeepSeek-V4"
+# What stands for a kind of model in the tests.
+MODELS = {
+    DENSE: "a tiny Qwen3",
+    EXPERTS: "a tiny Qwen3-MoE",
+    V32: "a tiny DeepSeek-V3.2",
+    V4: "a tiny DeepSeek-V4 with its bundled DSPARK draft",
+}
+
 # name -> what is sent
 WORKLOADS = {
     "short": "one short prompt; the other ranks idle",
@@ -21,23 +30,27 @@ WORKLOADS = {
 }
 
 
+# A cell that no test holds to one rank; it may start.
+UNTRIED = "not tried"
+
+
 @dataclass(frozen=True)
 class Layout:
     """One way to spread a model over ranks.
 
     flags: SGLang's arguments
-    model: "dense" or "experts", what the tests serve
+    models: those of `MODELS` that the tests serve with it
     shows: lines of the ranks' logs that prove the layout was in use ("layout: first ...")
-    covered: whether the short test run includes it without speculation
     speculation: None where DSPARK and DFLASH run, else why they are refused
+    refused: (model, why) for the models that do not start with these flags
     """
 
     name: str
     flags: tuple[str, ...]
-    model: str = "experts"
+    models: tuple[str, ...] = (EXPERTS,)
     shows: tuple[str, ...] = ()
-    covered: bool = True
     speculation: str | None = None
+    refused: tuple[tuple[str, str], ...] = ()
 
     def size(self, flag: str) -> int:
         """The number behind a flag; 1 when it is not given."""
@@ -70,86 +83,108 @@ _LOW = ("low-latency expert exchange",)
 _STAGES = "the draft reads layers that other stages hold"
 _HALVES = "the halves of a verification have no rows of their own in SGLang's split"
 
+# Models with experts; the dense one stands in where experts change nothing.
+_MIXTURES = (EXPERTS, V32, V4)
+WHOLE_CONTEXTS = "attention runs over whole contexts"
+NOT_SPLIT = "the layers are not split into overlapping operations"
+STREAMS_OF_STAGES = "the streams are not sent between stages"
+_NO_CP = ((V32, WHOLE_CONTEXTS), (V4, WHOLE_CONTEXTS))
+
 LAYOUTS: tuple[Layout, ...] = (
-    Layout("tp2", _flags("--tp-size 2")),
-    Layout("tp2 dense", _flags("--tp-size 2"), model="dense", covered=False),
-    Layout("dp2 replicas", _flags("--dp-size 2"), covered=False),
-    Layout("dp2 attention", _flags(_DP2), covered=False),
-    Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2")),
-    Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), covered=False),
-    Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), shows=_SENT),
+    Layout("tp2", _flags("--tp-size 2"), (DENSE, *_MIXTURES)),
+    Layout("dp2 replicas", _flags("--dp-size 2")),
+    Layout("dp2 attention", _flags(_DP2), _MIXTURES),
+    Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2"), _MIXTURES),
+    Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), _MIXTURES),
+    Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), _MIXTURES, shows=_SENT),
     Layout(
         "ep2 deepep low_latency",
         _flags(f"{_DP2} {_DEEPEP} --deepep-mode low_latency --chunked-prefill-size 256"),
+        _MIXTURES,
         shows=_LOW,
-        covered=False,
     ),
-    Layout("ep2 deepep auto", _flags(f"{_DP2} {_DEEPEP}"), shows=_SENT + _LOW, covered=False),
+    Layout("ep2 deepep auto", _flags(f"{_DP2} {_DEEPEP}"), _MIXTURES, shows=_SENT + _LOW),
     Layout(
         "ep2 deepep dp-lm-head",
         _flags(f"{_DP2} {_DEEPEP} --enable-dp-lm-head --moe-dense-tp-size 1"),
+        _MIXTURES,
         shows=_SENT + _LOW,
-        covered=False,
     ),
     Layout(
         "cp2 zigzag",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag"),
-        model="dense",
+        (DENSE,),
         shows=("zigzag CP prefill",),
+        refused=_NO_CP,
     ),
     Layout(
         "cp2 interleave",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} interleave"),
-        model="dense",
+        (DENSE,),
         shows=("interleave CP prefill",),
-        covered=False,
+        refused=_NO_CP,
     ),
     Layout(
         "cp2 zigzag ep2 deepep",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
         shows=("zigzag CP prefill", "normal expert exchange"),
-        covered=False,
+        refused=_NO_CP,
     ),
-    Layout("pp2", _flags("--pp-size 2"), speculation=_STAGES),
-    Layout("pp2 dp2", _flags(f"--pp-size 2 {_DP2}"), covered=False, speculation=_STAGES),
+    Layout("pp2", _flags("--pp-size 2"), speculation=_STAGES, refused=((V4, STREAMS_OF_STAGES),)),
+    Layout(
+        "pp2 dp2",
+        _flags(f"--pp-size 2 {_DP2}"),
+        speculation=_STAGES,
+        refused=((V4, STREAMS_OF_STAGES),),
+    ),
     Layout(
         "two-batch overlap",
         _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
         speculation=_HALVES,
+        refused=((V32, NOT_SPLIT), (V4, NOT_SPLIT)),
     ),
-    Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), shows=_SENT),
+    Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT),
     Layout(
         "eplb dynamic",
         _flags(f"{_DP2} --ep-size 2 --ep-dispatch-algorithm dynamic {_EPLB}"),
-        covered=False,
+        _MIXTURES,
     ),
     Layout(
         "tp4 dp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-dp-size 2 {_NORMAL}"),
+        _MIXTURES,
         shows=_SENT,
-        covered=False,
     ),
     Layout(
         "tp4 cp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
         shows=("zigzag CP prefill", "normal expert exchange"),
-        covered=False,
+        refused=_NO_CP,
     ),
     Layout(
         "tp4 dp2 cp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-dp-size 2 --attn-cp-size 2 {_CP} interleave {_NORMAL}"),
         shows=("interleave CP prefill", *_SENT),
-        covered=False,
+        refused=_NO_CP,
     ),
 )
 
-# Speculation that the short test run includes, one or two per kind of layout.
-COVERED_SPECULATION = (
-    ("dp2 attention", DFLASH),
-    ("ep2 deepep low_latency", DSPARK),
-    ("cp2 interleave", DSPARK),
-    ("tp4 dp2 ep4 deepep", DSPARK),
+# (layout, model, algorithm) of the short test run: one or two of each kind.
+COVERED = (
+    ("tp2", EXPERTS, NONE),
+    ("dp2 attention", V4, NONE),
+    ("dp2 attention", EXPERTS, DFLASH),
+    ("ep2 standard", EXPERTS, NONE),
+    ("ep2 deepep normal", EXPERTS, NONE),
+    ("ep2 deepep auto", V32, NONE),
+    ("ep2 deepep low_latency", EXPERTS, DSPARK),
+    ("cp2 zigzag", DENSE, NONE),
+    ("cp2 interleave", DENSE, DSPARK),
+    ("pp2", EXPERTS, NONE),
+    ("two-batch overlap", EXPERTS, NONE),
+    ("eplb static", EXPERTS, NONE),
+    ("tp4 dp2 ep4 deepep", EXPERTS, DSPARK),
 )
 
 
@@ -172,10 +207,15 @@ class Verdict:
         return not self.reason
 
 
-def verdict(where: Layout, algorithm: str, workload: str) -> Verdict:
-    """The cell of a layout, an algorithm of `ALGORITHMS` and a workload of `WORKLOADS`."""
-    if algorithm not in ALGORITHMS or workload not in WORKLOADS:
-        raise KeyError(f"no such cell: {algorithm!r}, {workload!r}")
+def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict:
+    """The cell of a layout, a model of `MODELS`, an algorithm and a workload."""
+    if model not in MODELS or algorithm not in ALGORITHMS or workload not in WORKLOADS:
+        raise KeyError(f"no such cell: {model!r}, {algorithm!r}, {workload!r}")
+    for refused, why in where.refused:
+        if model == refused:
+            return Verdict(why)
+    if model not in where.models:
+        return Verdict(UNTRIED)
     if algorithm != NONE and where.speculation is not None:
         return Verdict(where.speculation)
     return Verdict()

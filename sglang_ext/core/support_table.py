@@ -8,7 +8,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sglang_ext.core.support import ALGORITHMS, LAYOUTS, REFUSALS, WORKLOADS, Layout, verdict
+from sglang_ext.core.support import (
+    ALGORITHMS,
+    LAYOUTS,
+    MODELS,
+    NONE,
+    REFUSALS,
+    UNTRIED,
+    WORKLOADS,
+    Layout,
+    verdict,
+)
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
@@ -17,29 +27,35 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(where: Layout, algorithm: str) -> str:
-    """One word for all workloads when they agree, else the workloads that run."""
-    verdicts = {name: verdict(where, algorithm, name) for name in WORKLOADS}
-    if all(v.yes for v in verdicts.values()):
-        return "yes"
+def _cell(where: Layout, model: str) -> str:
+    """What runs: "yes" for all algorithms and workloads."""
+    verdicts = {(a, w): verdict(where, model, a, w) for a in ALGORITHMS for w in WORKLOADS}
     reasons = sorted({v.reason for v in verdicts.values() if not v.yes})
-    running = [name for name, v in verdicts.items() if v.yes]
+    if not reasons:
+        return "yes"
+    if reasons == [UNTRIED]:
+        return "-"
     refused = f"refused: {'; '.join(reasons)}"
-    return f"{', '.join(running)}; else {refused}" if running else refused
+    running = sorted({a for (a, _), v in verdicts.items() if v.yes})
+    if not running:
+        return refused
+    alone = "without speculation" if running == [NONE] else ", ".join(running)
+    return f"{alone}; else {refused}"
 
 
 def tables() -> str:
-    """Markdown: layouts by algorithm, workloads, refusals."""
-    head = [_row(["layout", "ranks", "flags", *ALGORITHMS]), _row(["---"] * (3 + len(ALGORITHMS)))]
+    """Markdown: layouts by model, models, workloads, refusals."""
+    head = [_row(["layout", "ranks", "flags", *MODELS]), _row(["---"] * (3 + len(MODELS)))]
     layouts = [
-        _row([x.name, str(x.ranks), f"`{' '.join(x.flags)}`", *(_cell(x, a) for a in ALGORITHMS)])
+        _row([x.name, str(x.ranks), f"`{' '.join(x.flags)}`", *(_cell(x, m) for m in MODELS)])
         for x in LAYOUTS
     ]
+    models = [f"- {name}: {text}" for name, text in MODELS.items()]
     workloads = [f"- {name}: {text}" for name, text in WORKLOADS.items()]
     refusals = [_row(["refused", "why", "remedy"]), _row(["---"] * 3)] + [
         _row([f"`{r.flag}` {r.beside}", r.why, r.remedy]) for r in REFUSALS.values()
     ]
-    return "\n".join([*head, *layouts, "", *workloads, "", *refusals])
+    return "\n".join([*head, *layouts, "", *models, "", *workloads, "", *refusals])
 
 
 def with_tables(text: str) -> str:

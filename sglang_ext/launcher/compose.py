@@ -137,7 +137,8 @@ def flag_names() -> FlagNames:
     """Read once from `launch/flags.yaml`."""
     raw = load_mapping(catalog.ROOT / "flags.yaml")
     kinds = ("switches", "values", "lists", "whole", "decimal")
-    return FlagNames(*(frozenset(raw[kind]) for kind in kinds), raw["aliases"], raw["renamed"])
+    sets = {kind: frozenset(raw[kind]) for kind in kinds}
+    return FlagNames(**sets, aliases=raw["aliases"], renamed=raw["renamed"])
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
@@ -335,6 +336,6 @@ def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -
     more: dict[str, FlagValue] = {
         "nnodes": nnodes,
         "node-rank": node_rank,
-        "dist-init-addr": address,
+        "dist-init-addr": str(address),
     }
     return replace(launch, flags={**launch.flags, **more})

@@ -46,7 +46,7 @@ def dispatch_fits_the_buffer(v: View) -> Iterator[tuple[str, str]]:
 
 
 def dispatch_buffer_is_possible(v: View) -> Iterator[tuple[str, str]]:
-    if v.a2a != "deepep" or DISPATCH_VARIABLE not in v.launch.env:
+    if v.a2a != "deepep":
         return
     limit = v.dispatch_limit
     if limit > LARGEST_DISPATCH:
@@ -54,7 +54,7 @@ def dispatch_buffer_is_possible(v: View) -> Iterator[tuple[str, str]]:
             f"{DISPATCH_VARIABLE}={limit} is above DeepEP's {LARGEST_DISPATCH}.",
             "Lower it, and --max-running-requests with it.",
         )
-    depth = int(v.launch.env.get("NVSHMEM_QP_DEPTH", QUEUE_DEPTH))
+    depth = v.variable("NVSHMEM_QP_DEPTH", QUEUE_DEPTH)
     if depth < 2 * (limit + 1):
         yield (
             f"NVSHMEM's queues hold {depth} entries, {limit} tokens need {2 * (limit + 1)}.",

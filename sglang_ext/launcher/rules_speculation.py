@@ -7,8 +7,19 @@ from collections.abc import Iterator
 from sglang_ext.launcher.view import View
 
 OURS = ("DSPARK", "DFLASH")
-# All-to-all backends that SGLang lets DSPARK draft over under data-parallel attention.
+# SGLang 0.5.23's, by the name that --speculative-algorithm takes.
+ALGORITHMS = (*OURS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "UNO")
+# All-to-all backends over which DeepSeek-V4's own draft runs under data-parallel attention: the
+# worker of SGLang takes no other, and ours, which does, has not been run with it.
 DRAFTABLE_A2A = ("none", "megamoe", "mori")
+
+
+def algorithm_is_known(v: View) -> Iterator[tuple[str, str]]:
+    if v.algorithm and v.algorithm not in ALGORITHMS:
+        yield (
+            f"SGLang 0.5.23 has no speculative algorithm {v.algorithm}.",
+            f"Use one of {', '.join(ALGORITHMS)}.",
+        )
 
 
 def running_requests_are_set(v: View) -> Iterator[tuple[str, str]]:
@@ -28,14 +39,14 @@ def attention_groups_can_draft(v: View) -> Iterator[tuple[str, str]]:
             f"{v.algorithm} borrows the target's head, which a group must have to itself.",
             "Add --enable-dp-lm-head.",
         )
-    if v.algorithm == "DSPARK" and v.a2a not in DRAFTABLE_A2A:
+    if v.is_v4 and v.algorithm == "DSPARK" and v.a2a not in DRAFTABLE_A2A:
         yield (
-            f"DSPARK under data-parallel attention does not draft over {v.a2a}.",
+            f"DeepSeek-V4's DSPARK does not draft over {v.a2a} under data-parallel attention.",
             f"Use --moe-a2a-backend {' or '.join(DRAFTABLE_A2A)}, or drop one of the two.",
         )
-    if v.on_cpu:
+    if v.on_cpu and (v.is_v4 or v.is_v32):
         yield (
-            "this package's workers do not draft under data-parallel attention.",
+            f"{v.launch.model.name} has no data-parallel attention on a CPU.",
             "Use --attn-dp-size 1.",
         )
 
@@ -76,6 +87,7 @@ def steps_are_not_mixed(v: View) -> Iterator[tuple[str, str]]:
 
 
 SPECULATION_RULES = (
+    algorithm_is_known,
     running_requests_are_set,
     attention_groups_can_draft,
     model_can_be_drafted_for,

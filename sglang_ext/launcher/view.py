@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_ext.core.layout import Sizes
 from sglang_ext.launcher.compose import Launch
+from sglang_ext.launcher.errors import ConfigError
 
 DISPATCH_VARIABLE = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DEFAULT_DISPATCH = 128  # SGLang 0.5.23's default of that variable
@@ -118,4 +119,17 @@ class View:
 
     @property
     def dispatch_limit(self) -> int:
-        return int(self.launch.env.get(DISPATCH_VARIABLE, DEFAULT_DISPATCH))
+        return self.variable(DISPATCH_VARIABLE, DEFAULT_DISPATCH)
+
+    def variable(self, name: str, default: int) -> int:
+        """An environment variable as a whole number; raises ConfigError for another value."""
+        value = self.launch.env.get(name, str(default))
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError(
+                self.launch.preset.name,
+                name,
+                expected="a whole number",
+                found=value,
+                remedy=f"Correct --set {name}=N.",
+            )
+        return int(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from sglang_ext.inputs import InputError, not_negative, output_file
 from sglang_ext.lossless.errors import CannotTest, RefusedRequest
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def lossless(
         str | None, typer.Option("--self", help="One sglang-ext server, both ways.")
     ] = None,
     key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key.")] = None,
+    api: Annotated[
+        str, typer.Option(help="auto: SGLang's and vLLM's own where found; openai: /v1 alone.")
+    ] = "auto",
     together: Annotated[
         bool, typer.Option(help="Launched servers are up at once; else they take turns.")
     ] = False,
@@ -50,7 +54,8 @@ def lossless(
     depth: Annotated[int, typer.Option(min=1, help="Tokens of a draw that are compared.")] = 6,
     sampled_prompts: Annotated[int, typer.Option(min=1, help="Prompts that are sampled.")] = 6,
     bound: Annotated[
-        float | None, typer.Option(min=0, help="Nats that count as rounding; else measured.")
+        float | None,
+        typer.Option(callback=not_negative, help="Nats that count as rounding; else measured."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16, where the server does not tell.")
@@ -71,6 +76,7 @@ def lossless(
     from rich.console import Console
 
     from sglang_ext.lossless import suite
+    from sglang_ext.lossless.endpoint import APIS
     from sglang_ext.lossless.report import as_json, print_result, write_report
     from sglang_ext.lossless.sampled import SampledPlan
 
@@ -87,15 +93,19 @@ def lossless(
             seed=seed,
         )
         asked = _prompts(prompts, sets)[:limit]
-        _check_outputs(json_file, report)
-        servers = _servers(launch or [], base, spec, itself, key, together, first_port, console)
+        output_file("--json", json_file)
+        output_file("--report", report, (".html", ".md"))
+        with_api = names("--api", api, APIS)[0]
+        servers = _servers(
+            launch or [], base, spec, itself, key, with_api, together, first_port, console
+        )
         with ended_by_sigterm(), servers as opened, _Progress(console) as progress:
             result = suite.run(opened, asked, plan, progress.stage, progress.counted)
-    except (CannotTest, RefusedRequest) as error:
+    except (CannotTest, RefusedRequest, InputError) as error:
         _give_up(str(error))
     except KeyboardInterrupt:
         _give_up("ended by the user; the servers that were started have been stopped")
-    print_result(result, Console())
+    print_result(result, Console(width=None if Console().is_terminal else 140))
     if json_file is not None:
         json_file.write_text(as_json(result) + "\n", encoding="utf-8")
     if report is not None:
@@ -122,6 +132,7 @@ def _servers(
     spec: str | None,
     itself: str | None,
     key: str | None,
+    api: str,
     together: bool,
     first_port: int,
     console: Console,
@@ -144,7 +155,7 @@ def _servers(
         return nullcontext(connected.itself(itself, key))
     assert base is not None
     assert spec is not None
-    return nullcontext(connected.both(base, spec, key))
+    return nullcontext(connected.both(base, spec, key, api))
 
 
 def names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,19 +177,6 @@ def numbers(option: str, given: str) -> tuple[int, ...]:
             option, expected="numbers from 1 to 256", found=given, remedy="For example 1,4,16."
         )
     return numbers
-
-
-def _check_outputs(json_file: Path | None, report: Path | None) -> None:
-    """Find out before the run, not after it, that its result cannot be written."""
-    for option, path in (("--json", json_file), ("--report", report)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise CannotTest(
-                option, expected="a file in a folder that is there", found=path, remedy="Make it."
-            )
-    if report is not None and report.suffix not in (".html", ".md"):
-        raise CannotTest(
-            "--report", expected="a name that ends in .html or .md", found=report, remedy="Rename."
-        )
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from sglang_ext.lossless.flow import Opened, Side
 from sglang_ext.lossless.sglang_endpoint import SGLangEndpoint
 
 
-def both(base: str, spec: str, key: str | None = None) -> Opened:
+def both(base: str, spec: str, key: str | None = None, api: str = "auto") -> Opened:
     """Two endpoints. Raises CannotTest where the base says that it speculates."""
-    sides = {Side.BASE: connect(base, key=key), Side.SPEC: connect(spec, key=key)}
+    sides = {side: connect(u, key=key, api=api) for side, u in zip(Side, (base, spec), strict=True)}
     if sides[Side.BASE].facts.algorithm:
         raise CannotTest(
             "--base",

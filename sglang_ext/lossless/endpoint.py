@@ -98,30 +98,45 @@ class Endpoint(ABC):
         return response.json()
 
 
-def connect(url: str, *, seconds: float = 600, key: str | None = None) -> Endpoint:
-    """The endpoint at `url`, its kind found by asking. Raises CannotTest."""
+APIS = ("auto", "openai")
+
+
+def connect(
+    url: str, *, seconds: float = 600, key: str | None = None, api: str = "auto"
+) -> Endpoint:
+    """The endpoint at `url`.
+
+    api: "auto" finds out by asking; "openai" uses nothing but `/v1`, as through a gateway
+
+    Raises:
+        CannotTest: nobody answers, no access, no such API.
+    """
     from sglang_ext.lossless.openai_endpoint import OpenAIEndpoint
     from sglang_ext.lossless.sglang_endpoint import SGLangEndpoint
 
     address = _base(url)
+    if key and not (key.isascii() and key.isprintable()):
+        raise CannotTest("--key", expected="ASCII", found=repr(key), remedy="Check the key.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=256)
-    http = httpx.Client(
-        base_url=address, timeout=seconds, headers=headers, limits=limits, trust_env=False
-    )
     try:
+        http = httpx.Client(
+            base_url=address, timeout=seconds, headers=headers, limits=limits, trust_env=False
+        )
         listing = http.get("/v1/models")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise _no_url(url) from error
     except httpx.HTTPError as error:
         raise _unreachable(address, error) from error
     if listing.status_code in (401, 403):
         raise CannotTest(
             address, expected="access", found=f"HTTP {listing.status_code}", remedy="Pass --key."
         )
-    info = _json_of(http, "/server_info")
+    info = _json_of(http, "/server_info") if api == "auto" else None
     if info is not None and "model_path" in info:
         return SGLangEndpoint(http, _sglang_facts(address, info, http))
     models = _models(address, listing)
-    version = _json_of(http, "/version")
+    version = _json_of(http, "/version") if api == "auto" else None
     facts = Facts(address, "openai", str(models[0]["id"]), context=models[0].get("max_model_len"))
     if version is not None and models[0].get("owned_by") == "vllm":
         facts = replace(facts, engine="vllm", version=str(version.get("version", "unknown")))
@@ -130,17 +145,21 @@ def connect(url: str, *, seconds: float = 600, key: str | None = None) -> Endpoi
 
 def _base(url: str) -> str:
     """Scheme and host of a URL, with or without the /v1 that OpenAI clients carry."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         sound = False
     if not sound:
-        raise CannotTest(
-            "URL", expected="http://HOST:PORT", found=repr(url), remedy="Give the server's address."
-        )
+        raise _no_url(url)
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _no_url(url: str) -> CannotTest:
+    return CannotTest(
+        "URL", expected="http://HOST:PORT", found=repr(url), remedy="Give the server's address."
+    )
 
 
 def _json_of(http: httpx.Client, path: str) -> dict[str, Any] | None:

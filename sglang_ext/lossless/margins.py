@@ -29,6 +29,8 @@ LIMITS = {
 # The gap is a difference of two log-probabilities, and a verification has row counts that the
 # measurement of the base against itself did not have: twice each.
 SAFETY = 4.0
+# Nats below the most likely token: four times the greatest bound.
+CONTENDER = 2.0
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,23 @@ def top_two(token: Token) -> float | None:
     return token.top[0][1] - token.top[1][1] if len(token.top) > 1 else None
 
 
+def contenders(token: Token) -> list[tuple[Key, float]]:
+    """The listed tokens that rounding could make the choice, with room: near the most likely.
+
+    Rounding moves unlikely tokens further than these, and no answer depends on them.
+    """
+    least = token.top[0][1] - CONTENDER if token.top else 0.0
+    return [(key, value) for key, value in token.top if value >= least]
+
+
 def spread(left: Answer, right: Answer) -> float:
-    """Greatest difference of a log-probability while both answers have seen the same tokens."""
+    """Greatest difference of a contender's log-probability while both have seen the same tokens."""
     same = first_difference(left.keys, right.keys)
     count = min(len(left.tokens), len(right.tokens)) if same is None else same + 1
     most = 0.0
     for a, b in zip(left.tokens[:count], right.tokens[:count], strict=False):
         theirs = dict(b.top)
-        for key, value in a.top:
+        for key, value in contenders(a):
             other = theirs.get(key)
             if other is not None and math.isfinite(value) and math.isfinite(other):
                 most = max(most, abs(value - other))

@@ -17,7 +17,7 @@ from sglang_ext.lossless.endpoint import Endpoint
 from sglang_ext.lossless.errors import RefusedRequest
 from sglang_ext.lossless.flow import Flow, Side
 from sglang_ext.lossless.greedy import Reference, judged, verdict
-from sglang_ext.lossless.margins import TOPS, Judge
+from sglang_ext.lossless.margins import TOPS, Judge, contenders
 from sglang_ext.lossless.types import Answer, Outcome, Prompt, Sampling, State
 
 GROUP = "parameters"
@@ -25,22 +25,29 @@ CONCURRENCY = 4
 
 # free answers of the base and their parameters -> the parameters to test with, None to leave out
 Make = Callable[[Answer, Sampling], Sampling | None]
-# (free answer, answer under the parameter, its parameters) -> whether the parameter acted
-Acted = Callable[[Answer, Answer, Sampling], bool]
+# (free answer, answer under the parameter, its parameters, nats that count as rounding) -> whether
+# the parameter acted
+Acted = Callable[[Answer, Answer, Sampling, float], bool]
 # (parameters, an answer) -> what is wrong with it whatever the base says, or None
 Law = Callable[[Sampling, Answer], str | None]
 
 
-def _differs(free: Answer, held: Answer, _: Sampling) -> bool:
+def _differs(free: Answer, held: Answer, _: Sampling, __: float) -> bool:
     return free.keys != held.keys
 
 
-def _equals_free(free: Answer, held: Answer, _: Sampling) -> bool:
-    return free.keys == held.keys
+def _is_greedy(free: Answer, held: Answer, _: Sampling, bound: float) -> bool:
+    """The greedy answer, or one of tokens that are each the likeliest up to rounding."""
+    gaps = [t.top[0][1] - t.logprob for t in held.tokens if t.logprob is not None and t.top]
+    return free.keys == held.keys or (len(gaps) == len(held.tokens) and max(gaps) <= bound)
 
 
-def _ended(_: Answer, held: Answer, __: Sampling) -> bool:
+def _ended(_: Answer, held: Answer, __: Sampling, ___: float) -> bool:
     return held.finish == "stop"
+
+
+def _obeys(law: Law) -> Acted:
+    return lambda free, held, sampling, bound: law(sampling, held) is None
 
 
 def _no_law(_: Sampling, __: Answer) -> str | None:
@@ -152,16 +159,16 @@ CASES = (
     Case("frequency penalty", _with(frequency_penalty=0.8), _differs),
     Case("presence penalty", _with(presence_penalty=0.9), _differs),
     Case("repetition penalty", _with(repetition_penalty=1.3), _differs),
-    Case("logit bias", _ban, lambda f, h, s: _unbanned(s, h) is None, _unbanned, every=True),
-    Case("top-k 1 is greedy", _with(temperature=1.0, top_k=1), _equals_free, every=True),
-    Case("min-p 1 is greedy", _with(temperature=1.0, min_p=1.0), _equals_free, every=True),
-    Case("tiny top-p is greedy", _with(temperature=1.0, top_p=1e-6), _equals_free, every=True),
-    Case("max tokens", _short, lambda f, h, s: len(h.keys) <= s.max_tokens, _length, every=True),
-    Case("regex", _with(regex=PATTERN), lambda f, h, s: _matches(s, h) is None, _matches, True),
+    Case("logit bias", _ban, _obeys(_unbanned), _unbanned, every=True),
+    Case("top-k 1 is greedy", _with(temperature=1.0, top_k=1), _is_greedy, every=True),
+    Case("min-p 1 is greedy", _with(temperature=1.0, min_p=1.0), _is_greedy, every=True),
+    Case("tiny top-p is greedy", _with(temperature=1.0, top_p=1e-6), _is_greedy, every=True),
+    Case("max tokens", _short, _obeys(_length), _length, every=True),
+    Case("regex", _with(regex=PATTERN), _obeys(_matches), _matches, every=True),
     Case(
         "JSON schema",
         _with(json_schema=json.dumps(SCHEMA), max_tokens=96),
-        lambda f, h, s: _is_schema(s, h) is None,
+        _obeys(_is_schema),
         _is_schema,
         every=True,
     ),
@@ -186,7 +193,8 @@ def parameter_check(
         expected = base.ask_all(pairs, CONCURRENCY, tops=TOPS)
     except RefusedRequest as refusal:
         return Outcome(case.name, GROUP, State.NOT_SUPPORTED, f"refused by the base: {refusal}")
-    acted = [case.acted(f, e, s) for (_, f, s), e in zip(asked, expected, strict=True)]
+    nats = reference.bound.nats
+    acted = [case.acted(f, e, s, nats) for (_, f, s), e in zip(asked, expected, strict=True)]
     # A near-tie may part one answer from the free one; ignoring the parameter parts most.
     if not (sum(acted) > len(acted) / 2 if case.every else any(acted)):
         shown = f"no effect on the base's answers ({sum(acted)} of {len(acted)})"
@@ -228,7 +236,8 @@ def seed_check(prompts: Sequence[Prompt], tokens: int) -> Flow:
     theirs = _repeats(spec, asked, others)
     details = {"base": ours, "spec": theirs}
     if theirs == "repeats":
-        shown = f"the same text run to run, alone and in company; the base: {ours}"
+        shown = "the same text run to run, alone and in company"
+        shown += "" if ours == "repeats" else f"; on the base itself: {ours}"
         return Outcome(name, GROUP, State.PASS, shown, details)
     state = State.FAIL if ours == "repeats" else State.NOT_SUPPORTED
     return Outcome(name, GROUP, state, f"speculation: {theirs}; the base: {ours}", details)
@@ -268,8 +277,8 @@ def logprob_check(prompts: Sequence[Prompt], plain: Sampling, reference: Referen
             if problem:
                 problems.append(f"{prompt.name}, token {at + 1}: {problem}")
             listed = dict(theirs.top) | {theirs.key: theirs.logprob}
-            shared = [(v, listed[k]) for k, v in mine.top if k in listed]
-            worst = max([worst, *(abs(a - b) for a, b in shared if max(a, b) > -30.0)])
+            shared = [(v, listed[k]) for k, v in contenders(mine) if k in listed]
+            worst = max([worst, *(abs(a - b) for a, b in shared)])
             count += len(shared)
             if mine.key != theirs.key:
                 break

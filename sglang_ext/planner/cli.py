@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sglang_ext.inputs import output_file, positive
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.planner import acceptance, report
@@ -19,8 +20,6 @@ from sglang_ext.planner.search import OBJECTIVES, Answer, Objective, Question, s
 from sglang_ext.planner.search import concurrency_for as concurrency_of_rate
 from sglang_ext.planner.tables import TABLES, plot
 from sglang_ext.planner.validate import validate
-
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plan(
@@ -35,10 +34,15 @@ def plan(
     output_tokens: Annotated[int, typer.Option(min=1, help="Answer of a request.")] = 1024,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second instead of --concurrency.")
+        float | None,
+        typer.Option(callback=positive, help="Requests per second instead of --concurrency."),
     ] = None,
-    ttft: Annotated[float | None, typer.Option(help="Limit on time to first token, ms.")] = None,
-    tpot: Annotated[float | None, typer.Option(help="Limit on time per token, ms.")] = None,
+    ttft: Annotated[
+        float | None, typer.Option(callback=positive, help="Limit on time to first token, ms.")
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(callback=positive, help="Limit on time per token, ms.")
+    ] = None,
     objective: Annotated[str, typer.Option(help=f"One of {', '.join(OBJECTIVES)}.")] = "balanced",
     task: Annotated[str, typer.Option(help="Whose acceptance: math, code, chat, a task.")] = "chat",
     acceptance_file: Annotated[
@@ -67,30 +71,38 @@ def plan(
 
         sglang-ext plan --model deepseek-v4-flash --hardware 8xh200 --concurrency 128 --explain
     """
-    try:
-        if table is not None:
-            _print_table(table, as_json, plot_file)
-            return
-        if validate_file is not None:
-            _print_validation(validate_file, as_json)
-            return
-        question = Question(
-            model=catalog.model(_given(model, "--model", catalog.names("base"))),
-            hardware=_machine(hardware, gpus),
-            load=catalog.Load(input_tokens, output_tokens, concurrency),
-            objective=_objective(objective),
-            ttft=None if ttft is None else ttft / 1e3,
-            tpot=None if tpot is None else tpot / 1e3,
-            task=task,
-            curve=acceptance.from_file(acceptance_file) if acceptance_file else None,
+    output_file("--preset", preset, (".yaml", ".yml"))
+    output_file("--picture", picture, (".svg",))
+    output_file("--plot", plot_file, (".png", ".svg", ".pdf"))
+    _need("--plot", plot_file, "--table", table)
+    if table is not None:
+        _print_table(table, as_json, plot_file)
+        return
+    if validate_file is not None:
+        _print_validation(validate_file, as_json)
+        return
+    question = Question(
+        model=catalog.model(_given(model, "--model", catalog.names("base"))),
+        hardware=_machine(hardware, gpus),
+        load=catalog.Load(input_tokens, output_tokens, concurrency),
+        objective=_objective(objective),
+        ttft=None if ttft is None else ttft / 1e3,
+        tpot=None if tpot is None else tpot / 1e3,
+        task=task,
+        curve=acceptance.from_file(acceptance_file) if acceptance_file else None,
+    )
+    if rate is not None:
+        wanted = concurrency_of_rate(question, rate)
+        question = replace(question, load=replace(question.load, concurrency=wanted))
+    _print_answer(search(question), top, explain, as_json, preset, picture)
+
+
+def _need(option: str, value: object, needed: str, there: object) -> None:
+    """An option that would be passed over without another is a mistake."""
+    if value is not None and there is None:
+        raise ConfigError(
+            "plan", option, expected=f"{needed} beside it", found="none", remedy=f"Add {needed}."
         )
-        if rate is not None:
-            wanted = concurrency_of_rate(question, rate)
-            question = replace(question, load=replace(question.load, concurrency=wanted))
-        _print_answer(search(question), top, explain, as_json, preset, picture)
-    except ConfigError as error:
-        _err.print(f"error: {error}", markup=False)
-        raise typer.Exit(2) from error
 
 
 def _given(value: str | None, option: str, known: list[str]) -> str:

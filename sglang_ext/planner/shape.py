@@ -105,6 +105,7 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     for prefix, reader in _READERS.items():
         if name.startswith(prefix):
             try:
+                _sizes_are_sizes(config, where)
                 return reader(config)
             except KeyError as error:
                 raise ConfigError(
@@ -121,6 +122,33 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         found=name,
         remedy="The planner has no sizes for it.",
     )
+
+
+_SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "max_position_embeddings",
+    "head_dim",
+    "kv_lora_rank",
+    "q_lora_rank",
+)
+
+
+def _sizes_are_sizes(config: Mapping[str, Any], where: str) -> None:
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(
+                where,
+                name,
+                expected="a whole number of at least 1",
+                found=value,
+                remedy="Give the checkpoint's own config.json.",
+            )
 
 
 def _linear_bytes(config: Mapping[str, Any]) -> float:

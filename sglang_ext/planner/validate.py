@@ -94,7 +94,7 @@ def validate(path: Path) -> Validation:
 def _lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             str(path),
             "file",

@@ -35,7 +35,7 @@ from sglang_ext.core.spec.sps import load_table
 from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL as DEEPSEEK_V4
 from sglang_ext.srt.spec.bundled import carries_draft, draft_view
 from sglang_ext.srt.spec.checkpoint import local_folder
-from sglang_ext.srt.spec.policy import ours
+from sglang_ext.srt.spec.policy import builtin_refusal, ours
 
 logger = logging.getLogger(__name__)
 SOURCE = "sglang_ext.speculative_args"
@@ -55,6 +55,7 @@ def resolve_ours(server_args: Any, algorithm: str) -> bool:
     _refuse_recurrent(target, algorithm)
     folder = _draft_folder(cfg, algorithm)
     draft = read_draft(folder, algorithm, target_facts(target))
+    _refuse_untried(cfg, draft)
     gamma = _gamma(cfg, algorithm, draft)
     check_gamma(draft, gamma)
     _check_tables(cfg, gamma)
@@ -83,7 +84,8 @@ def resolve_ours(server_args: Any, algorithm: str) -> bool:
         # A verification of unequal rows is padded row by row, beyond what SGLang's fixed input
         # buffers hold per request; without them the forward takes the batch as it is.
         envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)
-    logger.info("%s: our worker, gamma %d, draft %s", algorithm, gamma, folder)
+    why = builtin_refusal(algorithm, cfg) or "SGLANG_EXT_SPEC=always"
+    logger.info("%s: our worker (%s), gamma %d, draft %s", algorithm, why, gamma, folder)
     return True
 
 
@@ -223,3 +225,13 @@ def _refuse_unsupported(cfg: Any, algorithm: str) -> None:
                 f"{flag}: expected unset with {algorithm} on this worker, found it set. "
                 f"{why[0].upper()}{why[1:]}. Leave it out."
             )
+
+
+def _refuse_untried(cfg: Any, draft: DraftConfig) -> None:
+    on_cuda = str(cfg.device).startswith("cuda")
+    if on_cuda and draft.architecture == BUNDLED_V4 and (cfg.attn_dp_size or 1) > 1:
+        raise ValueError(
+            "--attn-dp-size: expected 1 on CUDA with DeepSeek-V4's own draft on this worker, "
+            f"found {cfg.attn_dp_size}. Use --moe-a2a-backend none, which SGLang's worker takes, "
+            "or no data-parallel attention."
+        )

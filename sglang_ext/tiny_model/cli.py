@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from sglang_ext.inputs import InputError, output_folder
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -29,7 +35,7 @@ class Dtype(StrEnum):
 
 Out = Annotated[Path, typer.Option("--out", help="Folder to write; made if missing.")]
 Layers = Annotated[int, typer.Option(min=1, help="Decoder layers.")]
-Seed = Annotated[int, typer.Option(help="Of the random weights.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random weights.")]
 Type = Annotated[Dtype, typer.Option("--dtype", help="Element type of what is not quantised.")]
 Fields = Annotated[
     list[str] | None,
@@ -65,20 +71,22 @@ def deepseek_v4(
     """DeepSeek-V4: hyper-connections, CSA and HCA attention, hash and top-k experts."""
     import torch
 
-    from sglang_ext.tiny_model.deepseek_v4 import write
+    from sglang_ext.tiny_model.deepseek_v4 import tiny_config, write
 
+    known = {**tiny_config(with_dspark=True), **tiny_config(with_mtp=True)}
     if with_dspark and with_mtp:
         raise typer.BadParameter("--with-dspark and --with-mtp: expected one of them, found both")
-    write(
-        out,
-        layers=layers,
-        with_dspark=with_dspark,
-        with_mtp=with_mtp,
-        quant=quant.value,
-        dtype=getattr(torch, dtype.value),
-        seed=seed,
-        **changes(fields),
-    )
+    with _mistakes():
+        write(
+            output_folder("--out", out),
+            layers=layers,
+            with_dspark=with_dspark,
+            with_mtp=with_mtp,
+            quant=quant.value,
+            dtype=getattr(torch, dtype.value),
+            seed=seed,
+            **changes(fields, known),
+        )
     algorithm = "DSPARK" if with_dspark else "NEXTN" if with_mtp else None
     _say(out, dtype, "" if algorithm is None else f" --speculative-algorithm {algorithm}")
 
@@ -97,46 +105,76 @@ def deepseek_v32(
     """DeepSeek-V3.2: latent attention over the tokens that its indexer selects."""
     import torch
 
-    from sglang_ext.tiny_model.deepseek_v32 import write
+    from sglang_ext.tiny_model.deepseek_v32 import tiny_config, write
     from sglang_ext.tiny_model.tokenizer import save_tokenizer
 
     if quant is Storage.FP4:
         raise typer.BadParameter("expected none or fp8 for DeepSeek-V3.2, found fp4")
-    more = changes(fields)
-    write(
-        out,
-        seed=seed,
-        dtype=getattr(torch, dtype.value),
-        fp8_block=(128, 128) if quant is Storage.FP8 else None,
-        num_hidden_layers=layers,
-        **more,
-    )
-    save_tokenizer(out, json.loads((out / "config.json").read_text())["vocab_size"])
+    with _mistakes():
+        write(
+            output_folder("--out", out),
+            seed=seed,
+            dtype=getattr(torch, dtype.value),
+            fp8_block=(128, 128) if quant is Storage.FP8 else None,
+            num_hidden_layers=layers,
+            **changes(fields, tiny_config()),
+        )
+        save_tokenizer(out, json.loads((out / "config.json").read_text())["vocab_size"])
     _say(out, dtype, "")
 
 
-def changes(fields: list[str] | None) -> dict[str, Any]:
+# Fields that an option of their own sets.
+_OWN = {"num_hidden_layers": "--layers", "torch_dtype": "--dtype"}
+
+
+def changes(fields: list[str] | None, known: Iterable[str]) -> dict[str, Any]:
     """FIELD=JSON arguments as a record.
 
+    known: the fields that there are
+
     Raises:
-        typer.BadParameter: an argument of another form.
+        InputError: an argument of another form, or of a field that is not there.
     """
     found = {}
     for item in fields or ():
         name, equals, value = item.partition("=")
+        if name in _OWN:
+            raise InputError(
+                "--set", expected=f"{_OWN[name]} instead", found=item, remedy=f"Use {_OWN[name]}."
+            )
+        if equals and name not in known:
+            close = ", ".join(get_close_matches(name, list(known))) or "see its config.json"
+            raise InputError(
+                "--set", expected="a field of config.json", found=item, remedy=f"Nearest: {close}."
+            )
         try:
             if not (name and equals):
                 raise ValueError("no '='")
             found[name] = json.loads(value)
         except ValueError as error:
-            raise typer.BadParameter(
-                f"--set: expected FIELD=JSON such as index_topk=16, found {item!r} ({error})"
-            ) from error
+            raise InputError(
+                "--set", expected="FIELD=JSON", found=f"{item!r} ({error})",
+                remedy="As in --set index_topk=16.",
+            ) from error  # fmt: skip
     return found
+
+
+@contextmanager
+def _mistakes() -> Iterator[None]:
+    """Values that make no model are the user's: the checkpoint's own check says which."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            "--set", expected="sizes of a model", found=error, remedy="Correct it."
+        ) from error
 
 
 def _say(out: Path, dtype: Dtype, speculation: str) -> None:
     typer.echo(f"wrote {out}; serve it with:")
+    path = shlex.quote(str(out))
     typer.echo(
-        f"  python -m sglang.launch_server --model-path {out} --dtype {dtype.value}{speculation}"
+        f"  python -m sglang.launch_server --model-path {path} --dtype {dtype.value}{speculation}"
     )

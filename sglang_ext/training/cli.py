@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from sglang_ext.inputs import InputError, not_negative, output_folder, positive
 
 if TYPE_CHECKING:
     from sglang_ext.training.evaluate import Evaluation
@@ -30,7 +32,9 @@ PromptPath = Annotated[
     ),
 ]
 Work = Annotated[Path, typer.Option("--work", help="Directory for data and checkpoints.")]
-Threads = Annotated[int, typer.Option(help="Torch threads. One process per core beats threads.")]
+Threads = Annotated[
+    int, typer.Option(min=1, max=1024, help="Torch threads. One process per core beats threads.")
+]
 
 
 @app.callback()
@@ -76,15 +80,19 @@ def generate(
     prompts: PromptPath,
     target: TargetPath,
     work: Work,
-    minutes: Annotated[float, typer.Option(help="Stop after this long. Ignored by --held-out.")] = (
-        60.0
-    ),
+    minutes: Annotated[
+        float, typer.Option(callback=positive, help="Stop after this long. Ignored by --held-out.")
+    ] = (60.0),
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Answer the held-out prompts instead, once.")
     ] = False,
-    slots: Annotated[int, typer.Option(help="Texts generated at once.")] = 112,
-    answer: Annotated[int, typer.Option(help="Cut answers at this many tokens.")] = 256,
-    seed: Annotated[int, typer.Option(help="Differs between processes that run together.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, max=65536, help="Texts generated at once.")] = 112,
+    answer: Annotated[
+        int, typer.Option(min=1, max=65536, help="Cut answers at this many tokens.")
+    ] = 256,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Differs between processes that run together.")
+    ] = 0,
     threads: Threads = 1,
 ) -> None:
     """Let the target answer: training text (stops after --minutes), or the held-out prompts.
@@ -99,6 +107,8 @@ def generate(
 
     torch.set_num_threads(threads)
     given = _read_prompts(prompts)
+    _check_target(target)
+    output_folder("--work", work)
     train, held = split(given)
     directory = work / ("held_out" if held_out else "train")
     if held_out and read_texts(directory):
@@ -124,30 +134,43 @@ def generate(
 def train(
     target: TargetPath,
     work: Work,
-    minutes: Annotated[float, typer.Option(help="Length of the learning-rate schedule.")] = 60.0,
+    minutes: Annotated[
+        float, typer.Option(callback=positive, help="Length of the learning-rate schedule.")
+    ] = 60.0,
     drafts: Annotated[str, typer.Option(help="Which to train: dspark, dflash or both.")] = (
         "dspark,dflash"
     ),
-    layers: Annotated[int, typer.Option(help="Draft layers, copied from the target's last.")] = 2,
-    gamma: Annotated[int, typer.Option(help="Tokens drafted per round.")] = 7,
-    draft_vocab: Annotated[int, typer.Option(help="How many tokens the draft can say.")] = 8192,
-    markov_rank: Annotated[int, typer.Option(help="Rank of the Markov tables.")] = 64,
+    layers: Annotated[
+        int, typer.Option(min=1, max=256, help="Draft layers, copied from the target's last.")
+    ] = 2,
+    gamma: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted per round.")] = 7,
+    draft_vocab: Annotated[
+        int, typer.Option(min=1, max=2**24, help="How many tokens the draft can say.")
+    ] = 8192,
+    markov_rank: Annotated[
+        int, typer.Option(min=1, max=65536, help="Rank of the Markov tables.")
+    ] = 64,
     start_from: Annotated[
         Path | None,
         typer.Option(
             help="Checkpoint file, or exported draft folder, whose weights to start from."
         ),
     ] = None,
-    texts: Annotated[int, typer.Option(help="Texts per step.")] = 4,
-    blocks: Annotated[int, typer.Option(help="Anchors per text and step.")] = 64,
-    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1.2e-3,
+    texts: Annotated[int, typer.Option(min=1, max=65536, help="Texts per step.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, max=65536, help="Anchors per text and step.")] = 64,
+    rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1.2e-3,
     cross_entropy: Annotated[
         float,
         typer.Option(
-            help="Weight of the greedy answer's cross entropy; total variation gets the rest of 1."
+            min=0,
+            max=1,
+            callback=not_negative,
+            help="Weight of the greedy answer's cross entropy; total variation gets the rest of 1.",
         ),
     ] = 0.1,
-    cache_gb: Annotated[float, typer.Option(help="Disk for the target's features.")] = 6.0,
+    cache_gb: Annotated[
+        float, typer.Option(callback=positive, help="Disk for the target's features.")
+    ] = 6.0,
     threads: Threads = 1,
 ) -> None:
     """Train the drafts; prints losses and held-out acceptance, saves often, resumes by itself."""
@@ -158,10 +181,24 @@ def train(
     from sglang_ext.training.train import Plan
 
     torch.set_num_threads(threads)
+    _check_target(target)
+    output_folder("--work", work)
+    if start_from is not None and not start_from.exists():
+        raise InputError(
+            "--start-from", expected="a file or folder", found=start_from, remedy="Check the path."
+        )
+    chosen = tuple(drafts.split(","))
+    if not set(chosen) <= {"dspark", "dflash"}:
+        raise InputError(
+            "--drafts",
+            expected="dspark, dflash or both",
+            found=drafts,
+            remedy="As in dspark,dflash.",
+        )
     weights = LossWeights(cross_entropy=cross_entropy, total_variation=1 - cross_entropy)
     plan = Plan(minutes=minutes, texts=texts, blocks=blocks, learning_rate=rate, loss=weights)
     recipe = Recipe(
-        drafts=tuple(drafts.split(",")),
+        drafts=chosen,
         layers=layers,
         gamma=gamma,
         draft_vocab=draft_vocab,
@@ -185,6 +222,9 @@ def evaluate(
     from sglang_ext.training.recipe import evaluate_exported
 
     torch.set_num_threads(threads)
+    _check_target(target)
+    _check_checkpoint("--draft", draft)
+    _check_there("--work", work / "held_out", "train-draft generate --held-out")
     result = evaluate_exported(target, work, {draft.name: draft})[draft.name]
     _console.print(_acceptance_table(result))
     taus = {source: round(tally.tau, 3) for source, tally in result.by_source.items()}
@@ -204,6 +244,9 @@ def export(
     from sglang_ext.training.recipe import evaluate_exported, export_run
 
     torch.set_num_threads(threads)
+    _check_target(target)
+    _check_there("--work", work / "checkpoint.pt", "train-draft train")
+    output_folder("--out", out)
     folders = export_run(target, work, out)
     results = evaluate_exported(target, work, folders)
     for name, result in results.items():
@@ -228,8 +271,45 @@ def _read_prompts(path: Path) -> list[Prompt]:
     try:
         return read_prompts(path)
     except (OSError, ValueError) as error:
-        _console.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        raise InputError(
+            "--prompts", expected="questions", found=error, remedy="Check the file."
+        ) from error
+
+
+def _check_target(path: Path) -> None:
+    """Refuse what is no Llama checkpoint with a tokenizer before anything is loaded from it."""
+    config = _check_checkpoint("--target", path)
+    for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers"):
+        if not isinstance(config.get(name), int):
+            raise InputError(
+                f"--target, config.json, {name}", expected="a whole number",
+                found=config.get(name), remedy="Only Llama checkpoints can be trained for.",
+            )  # fmt: skip
+    for name in ("model.safetensors", "tokenizer.json"):
+        _check_there("--target", path / name)
+
+
+def _check_checkpoint(option: str, path: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint's folder."""
+    _check_there(option, path / "config.json")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{option}, config.json", expected="JSON", found=error, remedy="Check the checkpoint."
+        ) from error
+    if not isinstance(config, dict):
+        raise InputError(
+            f"{option}, config.json", expected="an object", found=type(config).__name__,
+            remedy="Check the checkpoint.",
+        )  # fmt: skip
+    return config
+
+
+def _check_there(option: str, path: Path, made_by: str = "") -> None:
+    if not path.exists():
+        remedy = f"Run sglang-ext {made_by} first." if made_by else "Check the path."
+        raise InputError(option, expected=str(path), found="nothing there", remedy=remedy)
 
 
 class _Progress:

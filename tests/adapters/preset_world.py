@@ -1,8 +1,9 @@
 """SGLang's own resolution of launch arguments for a GPU that is not there.
 
 Run as `python -m tests.adapters.preset_world ORDERS`, ORDERS a JSON file: `gpu` (name, capability,
-bytes) and `launches` (name, argv, env, nodes). Prints one JSON object: name -> resolved values, or
-the error. PyTorch is told of eight such GPUs before SGLang is imported; nothing is allocated.
+bytes), `launches` (name, argv, env, nodes) and `plugin`, whether sglang-ext is loaded. Prints one
+JSON object: name -> resolved values, or the error. PyTorch is told of eight such GPUs before SGLang
+is imported; nothing is allocated.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     pretend(orders["gpu"])
+    if orders.get("plugin"):
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
     mebibytes = orders["gpu"]["memory"] / 2**20
     found = {launch["name"]: resolve(launch, mebibytes) for launch in orders["launches"]}
     answers.write(json.dumps(found))

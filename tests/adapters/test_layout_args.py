@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.core.support import LAYOUTS, NONE, REFUSALS, verdict
+from sglang_ext.core.support import LAYOUTS, REFUSALS, V4, V32
 from sglang_ext.srt.parallel.layout_args import LayoutError
 from tests.tiny import make_draft, make_target
 
@@ -83,12 +83,31 @@ def test_refused_with_speculation(models: tuple[Path, Path], name: str) -> None:
 def test_every_layout_of_the_table_resolves(models: tuple[Path, Path], where: Any) -> None:
     target, draft = models
     _resolve(target, *where.flags)
-    if verdict(where, "DSPARK", "short").yes:
+    if where.speculation is None:
         _resolve(target, *where.flags, *_drafting(draft))
     else:
         with pytest.raises(ValueError, match="expected"):
             _resolve(target, *where.flags, *_drafting(draft))
-    assert verdict(where, NONE, "short").yes
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("deepseek")
+    kinds = {V32: "deepseek_v32", V4: "deepseek_v4"}
+    return {model: make_target(folder / kind, kind) for model, kind in kinds.items()}
+
+
+@pytest.mark.parametrize("model", [V32, V4])
+def test_layouts_of_deepseek_models(deepseek: dict[str, Path], model: str) -> None:
+    """What the table refuses for a model is refused in its words; everything else resolves."""
+    for where in LAYOUTS:
+        reason = dict(where.refused).get(model)
+        if reason is None:
+            _resolve(deepseek[model], *where.flags)
+            continue
+        with pytest.raises(ValueError, match="expected unset") as error:
+            _resolve(deepseek[model], *where.flags)
+        assert reason[1:] in str(error.value), where.name
 
 
 def test_the_limit_of_low_latency_exchange(models: tuple[Path, Path], monkeypatch: Any) -> None:

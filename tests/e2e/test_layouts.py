@@ -12,9 +12,13 @@ import pytest
 
 from sglang_ext.core.support import (
     ALGORITHMS,
-    COVERED_SPECULATION,
+    COVERED,
+    DENSE,
+    EXPERTS,
     LAYOUTS,
     NONE,
+    V4,
+    V32,
     WORKLOADS,
     Layout,
     layout,
@@ -24,46 +28,53 @@ from tests.e2e.client import greedy
 from tests.e2e.faults import VARIABLE
 from tests.e2e.layout_runs import CHUNK, RUNS, Answers
 from tests.e2e.servers import Server, Spec
-from tests.e2e.stand import Stand
+from tests.e2e.stand import STEADY, Stand
 from tests.e2e.workload import ragged
 
 pytestmark = pytest.mark.e2e
 
 ALL = os.environ.get("SGLANG_EXT_TEST_MATRIX") == "1"
-KINDS = {"dense": "qwen3", "experts": "qwen3_moe"}
+# model -> what `tests.tiny` calls it
+KINDS = {DENSE: "qwen3", EXPERTS: "qwen3_moe", V32: "deepseek_v32", V4: "deepseek_v4"}
 DRAFTS = {"DSPARK": "vanilla", "DFLASH": "zlab"}
 
 
-def _pairs() -> list[tuple[str, str]]:
-    pairs = [(one.name, algorithm) for one in LAYOUTS for algorithm in ALGORITHMS]
-    if ALL:
-        return pairs
-    plain = [(one.name, NONE) for one in LAYOUTS if one.covered]
-    return [*plain, *COVERED_SPECULATION]
+def _runs() -> list[tuple[str, str, str]]:
+    if not ALL:
+        return list(COVERED)
+    return [
+        (x.name, model, algorithm)
+        for x in LAYOUTS
+        for model in x.models
+        for algorithm in ALGORITHMS
+    ]
 
 
 CELLS = [
-    (name, algorithm, workload)
-    for name, algorithm in _pairs()
+    (name, model, algorithm, workload)
+    for name, model, algorithm in _runs()
     for workload in WORKLOADS
-    if verdict(layout(name), algorithm, workload).yes
+    if verdict(layout(name), model, algorithm, workload).yes
 ]
 
 
-def _spec(stand: Stand, where: Layout, algorithm: str, fault: str = "") -> Spec:
-    kind = KINDS[where.model]
+def _spec(stand: Stand, where: Layout, model: str, algorithm: str, fault: str = "") -> Spec:
+    kind = KINDS[model]
     target = stand.checkpoints.target(kind)
     # SGLang divides the chunk by the DP ranks.
     flags = (*where.flags, "--chunked-prefill-size", CHUNK * where.attention_dp)
     env = {VARIABLE: fault} if fault else {}
     if algorithm == NONE:
         return stand.plain_spec(target, *flags, env=env)
+    if (model, algorithm) == (V4, "DSPARK"):
+        bundled = ("--speculative-algorithm", "DSPARK", "--speculative-num-draft-tokens", 5)
+        return stand.plain_spec(target, *bundled, *flags, env=STEADY | env)
     draft = stand.checkpoints.draft(algorithm, DRAFTS[algorithm], kind)
     return stand.spec(algorithm, draft, target, 4, *flags, env=env)
 
 
-def _server(stand: Stand, where: Layout, algorithm: str, fault: str = "") -> Server:
-    return stand.server(_spec(stand, where, algorithm, fault))
+def _server(stand: Stand, where: Layout, model: str, algorithm: str, fault: str = "") -> Server:
+    return stand.server(_spec(stand, where, model, algorithm, fault))
 
 
 _one_rank: dict[tuple[str, str], Answers] = {}
@@ -72,17 +83,19 @@ _one_rank: dict[tuple[str, str], Answers] = {}
 def _expected(stand: Stand, model: str, workload: str) -> Answers:
     """One rank's answers, asked once for all workloads."""
     if (model, workload) not in _one_rank:
-        server = _server(stand, Layout("one rank", (), model=model), NONE)
+        server = _server(stand, Layout("one rank", ()), model, NONE)
         for name, run in RUNS.items():
             _one_rank[(model, name)] = run(server.client, 1)
     return _one_rank[(model, workload)]
 
 
-@pytest.mark.parametrize(("name", "algorithm", "workload"), CELLS)
-def test_same_tokens_as_one_rank(stand: Stand, name: str, algorithm: str, workload: str) -> None:
+@pytest.mark.parametrize(("name", "model", "algorithm", "workload"), CELLS)
+def test_same_tokens_as_one_rank(
+    stand: Stand, name: str, model: str, algorithm: str, workload: str
+) -> None:
     where = layout(name)
-    expected = _expected(stand, where.model, workload)
-    server = _server(stand, where, algorithm)
+    expected = _expected(stand, model, workload)
+    server = _server(stand, where, model, algorithm)
     assert RUNS[workload](server.client, where.attention_dp) == expected
     server.assert_healthy()
     if workload == list(WORKLOADS)[-1]:
@@ -102,20 +115,21 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
     assert server.client.settle() == 0
 
 
-# fault -> the layout that must show it
+# fault -> the layout and the model that must show it
 CONTROLS = {
-    "combine without other ranks": "ep2 deepep normal",
-    "expert weights stay": "eplb static",
-    "CP mask shifted": "cp2 zigzag",
+    "combine without other ranks": ("ep2 deepep normal", EXPERTS),
+    "expert weights stay": ("eplb static", EXPERTS),
+    "CP mask shifted": ("cp2 zigzag", DENSE),
 }
 
 
 @pytest.mark.parametrize("fault", CONTROLS)
 def test_a_planted_fault_is_seen(stand: Stand, fault: str) -> None:
     """The comparison above can fail: each of these makes it, in some workload."""
-    where = layout(CONTROLS[fault])
-    expected = {workload: _expected(stand, where.model, workload) for workload in RUNS}
-    server = _server(stand, where, NONE, fault)
+    name, model = CONTROLS[fault]
+    where = layout(name)
+    expected = {workload: _expected(stand, model, workload) for workload in RUNS}
+    server = _server(stand, where, model, NONE, fault)
     got = {workload: run(server.client, where.attention_dp) for workload, run in RUNS.items()}
     stand.pool.drop(server.spec)
     assert got != expected

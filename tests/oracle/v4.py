@@ -39,3 +39,13 @@ def hf_logits(model: Any, ids: Sequence[int]) -> Tensor:
     """[tokens, vocab] of one uncached forward."""
     with earliest_wins():
         return model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def hf_streams(model: Any, ids: Sequence[int]) -> Tensor:
+    """[tokens, streams, hidden] behind the last layer, before they are collapsed."""
+    kept: list[Tensor] = []
+    hook = model.model.hc_head.register_forward_pre_hook(lambda _, given: kept.append(given[0][0]))
+    hf_logits(model, ids)
+    hook.remove()
+    return kept[0]

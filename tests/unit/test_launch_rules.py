@@ -83,6 +83,33 @@ def test_dflash_cannot_draft_for_deepseek_v4() -> None:
     assert broken(launch) == {"model-can-be-drafted-for"}
 
 
+def test_dense_drafts_run_over_deepep_under_data_parallel_attention() -> None:
+    launch = launch_of(
+        QWEN, "8xh200", "tp8 dp8 ep8 deepep dspark", max_running_requests=64,
+        speculative_draft_model_path="x", enable_dp_lm_head=True,
+    )  # fmt: skip
+    assert "attention-groups-can-draft" not in broken(launch)
+
+
+@pytest.mark.parametrize(
+    ("rule", "model", "parts", "flags", "said"),
+    [
+        ("graphs-cover-the-batch", V32, "tp8",
+         {"cuda_graph_max_bs_decode": 32, "max_running_requests": 256}, "up to 32 requests, 256"),
+        ("chunk-is-divided", V32, "tp8 dp8", {"chunked_prefill_size": 32768}, "4096 tokens each"),
+        ("context-parallel-changes-sizes", V4, "tp8 cp8-prefill", {}, "in effect attn-cp 8, dp 1"),
+    ],
+)  # fmt: skip
+def test_what_sglang_changes_quietly_is_noted(
+    rule: str, model: str, parts: str, flags: dict[str, Any], said: str
+) -> None:
+    found = [f for f in check(launch_of(model, "8xh200", parts, **flags)) if f.rule == rule]
+    assert [f.level for f in found] == ["note"]
+    assert said in found[0].reason
+    fits = {"cuda_graph_max_bs_decode": 256, "max_running_requests": 256}
+    assert rule not in {f.rule for f in check(launch_of(V32, "8xh200", "tp8", **fits))}
+
+
 @pytest.mark.parametrize(
     ("model", "parts", "reason"),
     [

@@ -8,8 +8,9 @@ import pytest
 
 from sglang_ext.core.support import (
     ALGORITHMS,
-    COVERED_SPECULATION,
+    COVERED,
     LAYOUTS,
+    MODELS,
     NONE,
     WORKLOADS,
     layout,
@@ -35,16 +36,19 @@ def test_names_are_unique_and_found() -> None:
 
 def test_every_cell_has_a_verdict_and_refusals_have_reasons() -> None:
     for one in LAYOUTS:
-        for algorithm in ALGORITHMS:
-            for workload in WORKLOADS:
-                found = verdict(one, algorithm, workload)
-                assert found.yes is (found.reason == "")
-        assert verdict(one, NONE, "short").yes
+        for model in MODELS:
+            for algorithm in ALGORITHMS:
+                for workload in WORKLOADS:
+                    found = verdict(one, model, algorithm, workload)
+                    assert found.yes is (found.reason == "")
+        assert all(verdict(one, model, NONE, "short").yes for model in one.models), one.name
+        assert not set(one.models) & {model for model, _ in one.refused}, one.name
 
 
 def test_what_the_short_run_covers_runs() -> None:
-    for name, algorithm in COVERED_SPECULATION:
-        assert verdict(layout(name), algorithm, "short").yes
+    for name, model, algorithm in COVERED:
+        assert verdict(layout(name), model, algorithm, "short").yes
+    assert len(set(COVERED)) == len(COVERED)
 
 
 def test_sizes_are_read_from_the_flags() -> None:

@@ -16,7 +16,12 @@ from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-from sglang.srt.layers.layer_boundary import append_stages, declare_attn, declare_ffn
+from sglang.srt.layers.layer_boundary import (
+    append_stages,
+    declare_attn,
+    declare_ffn,
+    is_dense_ffn_fully_dp,
+)
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
@@ -152,7 +157,8 @@ class DecoderLayer(nn.Module):
         if config.is_moe(layer_id):
             self.mlp = MoE(config, layer_id, f"{prefix}.mlp")
         else:
-            self.mlp = DenseMLP(hidden, config.intermediate_size, f"{prefix}.mlp")
+            group = "replicated" if is_dense_ffn_fully_dp() else "tp"
+            self.mlp = DenseMLP(hidden, config.intermediate_size, f"{prefix}.mlp", group)
         self.input_layernorm = rms_norm(hidden, eps=eps)
         self.post_attention_layernorm = rms_norm(hidden, eps=eps)
         self.attn_boundary, self.ffn_boundary = append_stages(

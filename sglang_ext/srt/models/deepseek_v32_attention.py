@@ -54,7 +54,8 @@ def rope_tables(config: DeepseekV32Config) -> tuple[Tensor, Tensor]:
         is_neox_style=False,
         dtype=torch.float32,
     )
-    return split_cache(table.cos_sin_cache.float())
+    # SGLang hands out a table that it made before, whatever device that was for.
+    return split_cache(table.cos_sin_cache.float().to(torch.get_default_device()))
 
 
 class Indexer(nn.Module):

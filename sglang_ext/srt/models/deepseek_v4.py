@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.distributed import attention_tensor_model_parallel_all_reduce
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
 from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils.common import LazyValue
 from torch import Tensor, nn
 
@@ -59,11 +61,12 @@ class DecoderLayer(nn.Module):
         """streams [tokens, n, hidden] -> the same shape."""
         mix = self._mix(streams, "hc_attn")
         y = self.attn(self.attn_norm(mix.x), turn, positions, forward_batch)
-        streams = hc_post(tensor_model_parallel_all_reduce(y), streams, mix.post, mix.comb)
+        y = attention_tensor_model_parallel_all_reduce(y)
+        streams = hc_post(y, streams, mix.post, mix.comb)
 
         mix = self._mix(streams, "hc_ffn")
-        y = self.ffn(self.ffn_norm(mix.x), input_ids)
-        return hc_post(tensor_model_parallel_all_reduce(y), streams, mix.post, mix.comb)
+        y = self.ffn(self.ffn_norm(mix.x), input_ids, forward_batch)
+        return hc_post(y, streams, mix.post, mix.comb)
 
     def _mix(self, streams: Tensor, part: str) -> HcMix:
         config = self.config
@@ -83,7 +86,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed"
+            config.vocab_size,
+            config.hidden_size,
+            use_attn_tp_group=is_dp_attention_enabled(),
+            prefix=f"{prefix}.embed",
         )
         self.layers = nn.ModuleList(
             DecoderLayer(config, i, ratio, f"{prefix}.layers.{i}", hashed=config.is_hash(i))
@@ -134,6 +140,7 @@ class DeepseekV4ForCausalLM(nn.Module):
         self.lm_head = ParallelLMHead(
             self.facts.vocab_size,
             self.facts.hidden_size,
+            use_attn_tp_group=get_parallel().enable_dp_lm_head,
             prefix=f"{prefix}.lm_head" if prefix else "lm_head",
         )
         self.logits_processor = LogitsProcessor(config)

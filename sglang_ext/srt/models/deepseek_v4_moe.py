@@ -15,7 +15,6 @@ from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
 )
-from sglang.srt.layers.moe import get_moe_a2a_backend
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import StandardTopKOutput, resolve_routing_inputs
 from sglang.srt.layers.moe.utils import filter_moe_weight_param_global_expert
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from sglang_ext.core.router import clamped_swiglu
 from sglang_ext.kernels.router import route_hash, route_sqrtsoftplus
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.parallel.expert_rows import ExpertRows
 
 
 class Gate(nn.Module):
@@ -44,18 +44,20 @@ class Gate(nn.Module):
         else:
             self.bias = nn.Parameter(torch.empty(experts, dtype=wide), requires_grad=False)
 
-    def forward(self, x: Tensor, input_ids: Tensor) -> StandardTopKOutput:
-        """x [tokens, hidden], input_ids [tokens] -> SGLang's record of the choice."""
+    def forward(self, x: Tensor, input_ids: Tensor, real: int | None) -> StandardTopKOutput:
+        """x [rows, hidden], input_ids [rows] -> SGLang's record of the choice.
+
+        real: rows that are not padding, the first ones; None for all. Padding chooses no expert.
+        """
         logits = torch.nn.functional.linear(x.float(), self.weight)
         if self.hashed:
             chosen = route_hash(logits, input_ids, self.tid2eid, scaling=self.scaling)
         else:
             chosen = route_sqrtsoftplus(logits, self.bias, top_k=self.top_k, scaling=self.scaling)
-        real, locations = resolve_routing_inputs(layer_id=self.layer_id, is_draft=self.is_draft)
+        _, locations = resolve_routing_inputs(layer_id=self.layer_id, is_draft=self.is_draft)
         ids = topk_ids_logical_to_physical(chosen.ids.int(), locations)
         if real is not None:
-            padding = torch.arange(len(ids), device=ids.device) >= real
-            ids = ids.masked_fill(padding.unsqueeze(1), -1)
+            ids[real:] = -1
         get_global_expert_distribution_recorder().on_select_experts(topk_ids=ids)
         return StandardTopKOutput(chosen.weights, ids, logits)
 
@@ -94,8 +96,10 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         self.gate = Gate(config, layer_id, hashed=hashed)
+        # A draft's experts are not rebalanced.
+        copies = 0 if self.gate.is_draft else get_exec().moe.ep_num_redundant_experts
         self.experts = get_moe_impl_class(None)(
-            num_experts=config.n_routed_experts + get_exec().moe.ep_num_redundant_experts,
+            num_experts=config.n_routed_experts + copies,
             top_k=config.num_experts_per_tok,
             hidden_size=config.hidden_size,
             intermediate_size=config.moe_intermediate_size,
@@ -103,17 +107,19 @@ class MoE(nn.Module):
             prefix=f"{prefix}.experts",
             swiglu_limit=config.swiglu_limit,
         )
+        self.rows = ExpertRows()
         # An all-to-all brings every row's whole sum back, so the shared part must be whole too.
-        self.whole = not get_moe_a2a_backend().is_none()
         self.shared_experts = SharedExpert(
-            config, f"{prefix}.shared_experts", "replicated" if self.whole else "tp"
+            config, f"{prefix}.shared_experts", "replicated" if self.rows.exchanged else "tp"
         )
 
-    def forward(self, x: Tensor, input_ids: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows, hidden], a partial sum over the ranks unless `whole`."""
+    def forward(self, x: Tensor, input_ids: Tensor, forward_batch: Any) -> Tensor:
+        """x [rows, hidden] -> [rows, hidden], summed over the ranks."""
+        choice = self.gate(x, input_ids, forward_batch.global_num_token_non_padded_cpu)
+        there, choice = self.rows.there(x, choice, forward_batch)
         # A copy, because the experts may overwrite their input.
-        routed = self.experts(x.clone(), self.gate(x, input_ids))
-        return routed + self.shared_experts(x)
+        y = self.experts(there.clone(), choice) + self.shared_experts(there)
+        return self.rows.back(y, x.shape[0], forward_batch)
 
     def routed_weights(self) -> list[Tensor]:
         """[local experts, ...] tensors that move when experts are rebalanced."""

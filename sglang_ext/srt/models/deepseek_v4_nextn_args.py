@@ -112,9 +112,24 @@ REFUSED = tuple(
     (flag, _with_nextn(is_set), why)
     for flag, is_set, why in (
         (
+            "--speculative-algorithm",
+            lambda c: c.device != "cpu",
+            "NEXTN is set up for a CPU only; DSPARK and DFLASH run on every device",
+        ),
+        (
             "--speculative-draft-model-path",
             lambda c: c.speculative_draft_model_path not in (None, c.model_path),
             "NEXTN drafts with the module in the target's checkpoint",
+        ),
+        (
+            "--revision",
+            lambda c: c.revision is not None and not Path(c.model_path).is_dir(),
+            "the module would come from another revision; give the checkpoint's folder instead",
+        ),
+        (
+            "--enable-dp-attention",
+            lambda c: bool(c.enable_dp_attention),
+            "idle ranks would send the module streams of the wrong width",
         ),
         (
             "--speculative-eagle-topk",
@@ -166,6 +181,11 @@ REFUSED = tuple(
             "--enable-return-hidden-states",
             lambda c: bool(c.enable_return_hidden_states),
             "the target hands its streams to the module in their place",
+        ),
+        (
+            "--attn-dp-size or --moe-a2a-backend",
+            lambda c: (c.attn_dp_size or 1) > 1 or c.moe_a2a_backend not in (None, "none"),
+            "the module has not been held to one rank there",
         ),
     )
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sglang_ext.core.support import STREAMS_OF_STAGES
 from sglang_ext.srt.models import deepseek_v4_nextn_args as nextn
 from sglang_ext.srt.models.claim import Claim, Refusal, not_served
 from sglang_ext.srt.models.deepseek_v4_config import (
@@ -16,19 +17,7 @@ from sglang_ext.srt.models.deepseek_v4_config import (
     parse,
 )
 
-_MORE: tuple[Refusal, ...] = (
-    ("--pp-size", lambda c: (c.pp_size or 1) > 1, "the streams are not sent between stages"),
-    (
-        "--enable-dp-attention",
-        lambda c: bool(c.enable_dp_attention),
-        "rows are not exchanged between attention ranks around the experts",
-    ),
-    (
-        "--moe-a2a-backend",
-        lambda c: c.moe_a2a_backend not in (None, "none"),
-        "it needs data-parallel attention",
-    ),
-)
+_MORE: tuple[Refusal, ...] = (("--pp-size", lambda c: (c.pp_size or 1) > 1, STREAMS_OF_STAGES),)
 
 
 def _adjust(ours: Any, facts: DeepseekV4Config) -> None:

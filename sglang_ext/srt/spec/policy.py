@@ -7,6 +7,8 @@ from typing import Any
 from sglang_ext import env
 
 ALGORITHMS = ("DFLASH", "DSPARK")
+# What SGLang's DSPARK worker accepts beside data-parallel attention.
+BUILTIN_EXCHANGES = ("none", "megamoe", "mori")
 
 
 def builtin_refusal(algorithm: str, cfg: Any) -> str | None:
@@ -20,6 +22,15 @@ def builtin_refusal(algorithm: str, cfg: Any) -> str | None:
     claim = claim_of(model_config_of(cfg).hf_config)
     if claim is not None:
         return f"it knows {claim.title} only as SGLang serves it"
+    if (cfg.attn_dp_size or 1) == 1:
+        return None
+    if (cfg.attn_cp_size or 1) > 1:
+        return "with data-parallel attention it takes no context parallelism"
+    if algorithm == "DSPARK" and cfg.moe_a2a_backend not in BUILTIN_EXCHANGES:
+        return (
+            f"with data-parallel attention it takes --moe-a2a-backend "
+            f"{', '.join(BUILTIN_EXCHANGES)}, not {cfg.moe_a2a_backend}"
+        )
     return None
 
 

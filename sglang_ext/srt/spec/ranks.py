@@ -8,12 +8,15 @@ a verification brings a number of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from sglang.srt.distributed.parallel_state import get_world_group, init_model_parallel_group
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.layers.moe.utils import MoeA2ABackend
+from sglang.srt.runtime_context import get_flags, get_parallel
 from sglang.srt.utils.common import require_mlp_sync, require_mlp_tp_gather
 
 
@@ -71,3 +74,14 @@ def rows_of_dp_ranks(rows: int, slots: int) -> list[int]:
     each = [torch.empty_like(mine) for _ in range(group.world_size)]
     dist.all_gather(each, mine, group=group.cpu_group)
     return [int(each[i]) for i in range(0, group.world_size, group.world_size // slots)]
+
+
+@contextmanager
+def without_exchange() -> Iterator[None]:
+    """Experts built and run inside are not spread by `--moe-a2a-backend`."""
+    moe = get_flags().moe
+    before, moe.a2a_backend = moe.a2a_backend, MoeA2ABackend.NONE
+    try:
+        yield
+    finally:
+        moe.a2a_backend = before

@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ from sglang_ext.srt.spec.logprobs import attach_logprobs
 from sglang_ext.srt.spec.metrics import RoundMetrics
 from sglang_ext.srt.spec.pacing import Pacer, same_on_all_ranks
 from sglang_ext.srt.spec.penalties import PenaltyBook, restore_at_prefill
-from sglang_ext.srt.spec.ranks import dp_slots, peers_of_request, set_rows
+from sglang_ext.srt.spec.ranks import dp_slots, peers_of_request, set_rows, without_exchange
 from sglang_ext.srt.spec.seeds import seed_prefill
 from sglang_ext.srt.spec.speed import grid_for
 from sglang_ext.srt.spec.verify_input import make_block_input, make_verify_input
@@ -129,9 +129,15 @@ class BlockSpecWorker(BaseSpecWorker):
                 target.model_config.context_len + self.draft_config.block_size + 1,
             )
 
-    def _draft_ranks(self) -> AbstractContextManager[Any]:
-        """The draft's own placement: attention TP under DP attention, all of TP under CP alone."""
-        return draft_tp_context(self.draft_parallel_layout)
+    @contextmanager
+    def _draft_ranks(self) -> Iterator[None]:
+        """The draft's own placement: attention TP under DP attention, all of TP under CP alone.
+
+        Only ranks with the same requests draft together, so experts of a draft that has some are
+        split over those ranks, without the target's exchange.
+        """
+        with draft_tp_context(self.draft_parallel_layout), without_exchange():
+            yield
 
     def __getattr__(self, name: str) -> Any:
         # SGLang asks a speculative worker for whatever it would ask a plain one.
