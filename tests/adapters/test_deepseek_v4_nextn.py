@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sglang_ext.core.spec.draft_config import DraftConfigError
+from sglang_ext.core.spec.draft_fields import DraftConfigError
 from sglang_ext.srt.models.claims import claim_of
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4ConfigError, parse
 from sglang_ext.srt.models.deepseek_v4_load import DeepseekV4TensorError, TensorReader
