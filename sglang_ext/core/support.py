@@ -85,10 +85,8 @@ _HALVES = "the halves of a verification have no rows of their own in SGLang's sp
 
 # Models with experts; the dense one stands in where experts change nothing.
 _MIXTURES = (EXPERTS, V32, V4)
-WHOLE_CONTEXTS = "attention runs over whole contexts"
 NOT_SPLIT = "the layers are not split into overlapping operations"
 STREAMS_OF_STAGES = "the streams are not sent between stages"
-_NO_CP = ((V32, WHOLE_CONTEXTS), (V4, WHOLE_CONTEXTS))
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("tp2", _flags("--tp-size 2"), (DENSE, *_MIXTURES)),
@@ -113,24 +111,28 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "cp2 zigzag",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag"),
-        (DENSE,),
+        (DENSE, V32, V4),
         shows=("zigzag CP prefill",),
-        refused=_NO_CP,
     ),
     Layout(
         "cp2 interleave",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} interleave"),
-        (DENSE,),
+        (DENSE, V32, V4),
         shows=("interleave CP prefill",),
-        refused=_NO_CP,
     ),
     Layout(
         "cp2 zigzag ep2 deepep",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
+        _MIXTURES,
         shows=("zigzag CP prefill", "normal expert exchange"),
-        refused=_NO_CP,
     ),
-    Layout("pp2", _flags("--pp-size 2"), speculation=_STAGES, refused=((V4, STREAMS_OF_STAGES),)),
+    Layout(
+        "pp2",
+        _flags("--pp-size 2"),
+        (EXPERTS, V32),
+        speculation=_STAGES,
+        refused=((V4, STREAMS_OF_STAGES),),
+    ),
     Layout(
         "pp2 dp2",
         _flags(f"--pp-size 2 {_DP2}"),
@@ -159,14 +161,14 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "tp4 cp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-cp-size 2 {_CP} zigzag {_NORMAL}"),
+        _MIXTURES,
         shows=("zigzag CP prefill", "normal expert exchange"),
-        refused=_NO_CP,
     ),
     Layout(
         "tp4 dp2 cp2 ep4 deepep",
         _flags(f"--tp-size 4 --attn-dp-size 2 --attn-cp-size 2 {_CP} interleave {_NORMAL}"),
+        _MIXTURES,
         shows=("interleave CP prefill", *_SENT),
-        refused=_NO_CP,
     ),
 )
 
@@ -180,6 +182,7 @@ COVERED = (
     ("ep2 deepep auto", V32, NONE),
     ("ep2 deepep low_latency", EXPERTS, DSPARK),
     ("cp2 zigzag", DENSE, NONE),
+    ("cp2 interleave", V4, NONE),
     ("cp2 interleave", DENSE, DSPARK),
     ("pp2", EXPERTS, NONE),
     ("two-batch overlap", EXPERTS, NONE),

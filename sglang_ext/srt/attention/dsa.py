@@ -48,9 +48,10 @@ class DsaAttnBackend(SlotBackend):
         # Selections of the last layer that kept its own, by group.
         self._kept: dict[int, Tensor] = {}
 
-    def plan(self, spans: list[Span]) -> None:
+    def plan(self, spans: list[Span], own: list[Span] | None = None) -> None:
         self._kept = {}
-        self.forward_metadata = group(spans, self.req_to_token_pool.req_to_token)
+        rows = spans if own is None else own
+        self.forward_metadata = group(rows, self.req_to_token_pool.req_to_token)
 
     def forward(
         self,
@@ -72,7 +73,9 @@ class DsaAttnBackend(SlotBackend):
         if save_kv_cache:
             slots = forward_batch.out_cache_loc
             new = slots.shape[0]
-            pool.write(layer.layer_id, slots, dsa.latent[:new], dsa.index_key[:new])
+            latent = self.whole(dsa.latent, forward_batch)[:new]
+            key = self.whole(dsa.index_key, forward_batch)[:new]
+            pool.write(layer.layer_id, slots, latent, key)
         call = _LayerCall(
             q=q.view(-1, heads, layer.qk_head_dim),
             inputs=dsa,

@@ -20,6 +20,8 @@ from sglang_ext.srt.attention.portable_plan import verify_rows
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+    from sglang_ext.srt.parallel.context import LocalRows
+
 # A request with at most this many rows shares a group with others like it.
 SHORT_ROWS = 16
 # Tokens that the requests of one group have together, padding included; one alone may have more.
@@ -31,17 +33,19 @@ class Span:
     """Rows of one request in a forward.
 
     request: row of req_to_token. row: its first query row. count: how many. first: position of
-    the first one, which is the number of tokens cached before.
+    the first one. stride: positions from one row to the next.
     """
 
     request: int
     row: int
     count: int
     first: int
+    stride: int = 1
 
     @property
     def tokens(self) -> int:
-        return self.first + self.count
+        """Tokens that the last row sees."""
+        return self.first + (self.count - 1) * self.stride + 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class RowGroup:
     rows: [requests, width] int64, query row; 0 where padded.
     visible: [requests, width] int64, tokens a row sees, itself included; 0 where padded.
     slots: [requests, tokens] int64, pool rows; slot 0 where padded.
-    first: position of the first row where the group is one request, else None.
+    first: position of the first row where the group is one request whose rows lie side by side.
     """
 
     rows: Tensor
@@ -88,6 +92,17 @@ def spans_of(batch: ForwardBatch) -> list[Span]:
     return spans
 
 
+def split_spans(batch: ForwardBatch, local: LocalRows) -> list[Span]:
+    """The part of a prefill's rows that context parallelism leaves to this rank."""
+    requests = batch.req_pool_indices.tolist()
+    spans, row, stride = [], 0, local.stride
+    for run, keys, count in zip(local.requests, local.keys, local.rows, strict=True):
+        first = keys - 1 - (count - 1) * stride
+        spans.append(Span(requests[run], row, count, first, stride))
+        row += count
+    return spans
+
+
 def chain_spans(batch: ForwardBatch, step: int) -> list[Span]:
     """Row `step` of a chain that every request drafts behind its `seq_lens` cached tokens."""
     rows = zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
@@ -119,15 +134,18 @@ def _pad(spans: list[Span], req_to_token: Tensor) -> RowGroup:
     counts = torch.tensor([s.count for s in spans], device=device)[:, None]
     starts = torch.tensor([s.row for s in spans], device=device)[:, None]
     firsts = torch.tensor([s.first for s in spans], device=device)[:, None]
+    strides = torch.tensor([s.stride for s in spans], device=device)[:, None]
+    seen = torch.tensor([s.tokens for s in spans], device=device)[:, None]
     step = torch.arange(max(s.count for s in spans), device=device)
     real = step < counts
     requests = torch.tensor([s.request for s in spans], device=device)
     tokens = max(s.tokens for s in spans)
     slots = req_to_token[requests, :tokens].long()
-    slots = slots.masked_fill(torch.arange(tokens, device=device) >= firsts + counts, 0)
+    slots = slots.masked_fill(torch.arange(tokens, device=device) >= seen, 0)
+    alone = len(spans) == 1 and spans[0].stride == 1
     return RowGroup(
         rows=torch.where(real, starts + step, 0),
-        visible=torch.where(real, firsts + step + 1, 0),
+        visible=torch.where(real, firsts + step * strides + 1, 0),
         slots=slots,
-        first=spans[0].first if len(spans) == 1 else None,
+        first=spans[0].first if alone else None,
     )

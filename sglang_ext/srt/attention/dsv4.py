@@ -48,13 +48,14 @@ class Dsv4AttnBackend(SlotBackend):
         super().__init__(model_runner)
         self.forward_metadata = RowMap((), {})
 
-    def plan(self, spans: list[Span]) -> None:
+    def plan(self, spans: list[Span], own: list[Span] | None = None) -> None:
         pool = self.token_to_kv_pool
         self.forward_metadata = row_map(
             spans,
             self.req_to_token_pool.req_to_token,
             window=pool.facts.sliding_window,
             ratios=tuple(sorted(set(pool.ratios))),
+            own=own,
         )
 
     def forward(
@@ -75,7 +76,8 @@ class Dsv4AttnBackend(SlotBackend):
         if forward_batch.forward_mode.is_idle() or not self.forward_metadata.pieces:
             return out.flatten(1)
         pool = self.token_to_kv_pool
-        call = _LayerCall(pool, pool.layer(layer.layer_id), v4)
+        inputs = v4.with_rows(lambda rows: self.whole(rows, forward_batch)) if self._split else v4
+        call = _LayerCall(pool, pool.layer(layer.layer_id), inputs)
         if save_kv_cache:
             call.write(forward_batch.out_cache_loc)
             call.compress(self.forward_metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -58,3 +58,12 @@ class Dsv4Inputs:
     angles: Angles
     new: NewRows | None = None
     index: IndexInputs | None = None
+
+    def with_rows(self, change: Callable[[Tensor], Tensor]) -> Dsv4Inputs:
+        """The same with every tensor of new rows [rows, ...] changed; queries stay."""
+        new, index = self.new, self.index
+        if new is not None:
+            new = replace(new, raw=change(new.raw))
+        if index is not None:
+            index = replace(index, new=replace(index.new, raw=change(index.new.raw)))
+        return replace(self, latent=change(self.latent), new=new, index=index)

@@ -97,17 +97,28 @@ class RowMap:
 
 
 def row_map(
-    spans: list[Span], req_to_token: Tensor, *, window: int, ratios: tuple[int, ...]
+    spans: list[Span],
+    req_to_token: Tensor,
+    *,
+    window: int,
+    ratios: tuple[int, ...],
+    own: list[Span] | None = None,
 ) -> RowMap:
     """The map of a forward's requests.
 
     req_to_token: [request rows, positions] int32. ratios: those that the model's layers have.
+    own: the rows whose attention is computed, where that is a part of those that are written.
     """
-    groups = [part for whole in group(spans, req_to_token) for part in _cut(whole)]
-    pieces = tuple(Piece(part, window) for part in groups)
+    written = _pieces(spans, req_to_token, window)
+    pieces = written if own is None else _pieces(own, req_to_token, window)
     compressed = [ratio for ratio in ratios if ratio]
-    blocks = {ratio: _joined([p.ending_blocks(ratio) for p in pieces]) for ratio in compressed}
-    return RowMap(pieces, blocks if pieces else {})
+    blocks = {ratio: _joined([p.ending_blocks(ratio) for p in written]) for ratio in compressed}
+    return RowMap(pieces, blocks if written else {})
+
+
+def _pieces(spans: list[Span], req_to_token: Tensor, window: int) -> tuple[Piece, ...]:
+    groups = (part for whole in group(spans, req_to_token) for part in _cut(whole))
+    return tuple(Piece(part, window) for part in groups)
 
 
 def _cut(whole: RowGroup) -> list[RowGroup]:

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from torch import Tensor
 
-from sglang_ext.srt.attention.dsa_plan import Span, chain_spans, spans_of
+from sglang_ext.srt.attention.dsa_plan import Span, chain_spans, spans_of, split_spans
+from sglang_ext.srt.parallel.context import gather_rows, local_rows
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -31,6 +33,7 @@ class SlotBackend(AttentionBackend):
 
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__()
+        self._split = False
         self.device = model_runner.device
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool: Any = model_runner.token_to_kv_pool
@@ -47,12 +50,22 @@ class SlotBackend(AttentionBackend):
             )
 
     @abstractmethod
-    def plan(self, spans: list[Span]) -> None:
-        """Prepare for a forward of these rows; every layer of it shares the plan."""
+    def plan(self, spans: list[Span], own: list[Span] | None = None) -> None:
+        """Prepare for a forward of these rows; every layer of it shares the plan.
+
+        own: those of this rank, where context parallelism leaves it a part of them.
+        """
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         idle = forward_batch.forward_mode.is_idle()
-        self.plan([] if idle else spans_of(forward_batch))
+        local = None if idle else local_rows(forward_batch)
+        self._split = local is not None
+        spans = [] if idle else spans_of(forward_batch)
+        self.plan(spans, None if local is None else split_spans(forward_batch, local))
+
+    def whole(self, rows: Tensor, forward_batch: ForwardBatch) -> Tensor:
+        """This rank's rows [rows, ...] of a forward -> all of them, in order."""
+        return gather_rows(rows, forward_batch) if self._split else rows
 
     def get_cpu_graph_seq_len_fill_value(self) -> int:
         return 1

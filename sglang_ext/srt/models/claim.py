@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-from sglang_ext.core.support import NOT_SPLIT, WHOLE_CONTEXTS
+from sglang_ext.core.support import NOT_SPLIT
 from sglang_ext.srt.models import cuda_graphs
 
 # Flag, whether it is set, and why it cannot be served.
@@ -173,11 +173,6 @@ def not_served(
             "--enable-two-batch-overlap",
             lambda c: bool(c.enable_two_batch_overlap),
             NOT_SPLIT,
-        ),
-        (
-            "--attn-cp-size",
-            lambda c: (c.attn_cp_size or 1) > 1,
-            WHOLE_CONTEXTS,
         ),
     )
 

@@ -219,10 +219,14 @@ class Decoder(nn.Module):
         input_ids: Tensor,
         positions: Tensor,
         forward_batch: Any,
-        input_embeds: Tensor | None,
-        pp_proxy_tensors: Any,
-    ) -> tuple[Any, list[Tensor]]:
-        """([rows, hidden] after the final norm, or what the next stage gets; captured inputs)."""
+        input_embeds: Tensor | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """[rows, hidden] after the final norm, or what the next stage gets.
+
+        With layers to capture, the last stage returns their inputs beside it. Under context
+        parallelism SGLang calls this with its rank's rows, and gathers what comes back.
+        """
         if self.pp_group.is_first_rank:
             x = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
             residual_batch.start(forward_batch)
@@ -237,10 +241,10 @@ class Decoder(nn.Module):
             with get_global_expert_distribution_recorder().with_current_layer(layer_id):
                 x = self.layers[layer_id](x, cos, sin, forward_batch, into)
         if not self.pp_group.is_last_rank:
-            return residual_batch.to_pp(x, forward_batch), captured
+            return residual_batch.to_pp(x, forward_batch)
         last = captured.capture if self.config.num_hidden_layers in self.layers_to_capture else None
         x = residual_batch.final_norm(x, forward_batch, self.norm, last, skip_empty=True)
-        return x, captured
+        return (x, captured) if self.layers_to_capture else x
 
 
 class DeepseekV32ForCausalLM(nn.Module):
@@ -300,6 +304,10 @@ class DeepseekV32ForCausalLM(nn.Module):
         embed: Any = self.model.embed_tokens
         return embed.weight, self.lm_head.weight
 
+    @property
+    def capture_aux_hidden_states(self) -> bool:
+        return bool(self.model.layers_to_capture)
+
     def set_dflash_layers_to_capture(self, layer_ids: list[int]) -> None:
         """Collect the output of these layers for a draft: the input of the layer behind each."""
         self.model.layers_to_capture = frozenset(layer_id + 1 for layer_id in layer_ids)
@@ -315,14 +323,11 @@ class DeepseekV32ForCausalLM(nn.Module):
         input_embeds: Tensor | None = None,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        hidden, captured = self.model(
-            input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors
-        )
+        out = self.model(input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
         if not self.pp_group.is_last_rank:
-            return hidden
-        return self.logits_processor(
-            input_ids, hidden, self.lm_head, forward_batch, captured or None
-        )
+            return out
+        hidden, captured = out if self.capture_aux_hidden_states else (out, None)
+        return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch, captured)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load a whole checkpoint; later calls may replace some of the weights.

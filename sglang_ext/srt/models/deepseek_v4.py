@@ -104,9 +104,24 @@ class Decoder(nn.Module):
         self.layers_to_capture: frozenset[int] = frozenset()
 
     def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+    ) -> Any:
+        """[rows, hidden] after the final norm, and the features where layers are captured.
+
+        SGLang calls this under context parallelism, with its rank's rows, and gathers what comes
+        back.
+        """
+        hidden, captured, _ = self.run(input_ids, positions, forward_batch, input_embeds)
+        return (hidden, captured) if self.layers_to_capture else hidden
+
+    def run(
         self, input_ids: Tensor, positions: Tensor, forward_batch: Any, embeds: Tensor | None
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """[tokens, hidden] after the final norm, features of the captured layers, the streams."""
+        """[rows, hidden] after the final norm, features of the captured layers, the streams."""
         config = self.config
         x = self.embed(input_ids) if embeds is None else embeds
         streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
@@ -144,6 +159,7 @@ class DeepseekV4ForCausalLM(nn.Module):
             prefix=f"{prefix}.lm_head" if prefix else "lm_head",
         )
         self.logits_processor = LogitsProcessor(config)
+        self.pp_group = get_parallel().pp_group
         self._loaded = False
         # Read by SGLang when it rebalances experts.
         self.routed_experts_weights_of_layer = LazyValue(self._routed_weights)
@@ -175,6 +191,10 @@ class DeepseekV4ForCausalLM(nn.Module):
     def get_embed_and_head(self) -> tuple[Tensor, Tensor]:
         return self.model.embed.weight, self.lm_head.weight
 
+    @property
+    def capture_aux_hidden_states(self) -> bool:
+        return bool(self.model.layers_to_capture)
+
     def set_dflash_layers_to_capture(self, layer_ids: list[int]) -> None:
         """Collect, for a draft, the mean over the streams of the OUTPUT of these layers.
 
@@ -199,7 +219,8 @@ class DeepseekV4ForCausalLM(nn.Module):
         forward_batch: Any,
         input_embeds: Tensor | None = None,
     ) -> Any:
-        hidden, captured, streams = self.model(input_ids, positions, forward_batch, input_embeds)
+        model = self.model
+        hidden, captured, streams = model.run(input_ids, positions, forward_batch, input_embeds)
         # What the MTP module goes on from, in place of the collapsed hidden states.
         handed = streams.flatten(1) if forward_batch.spec_algorithm.is_eagle() else None
         return self.logits_processor(

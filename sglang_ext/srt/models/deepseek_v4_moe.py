@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sglang_ext.core.router import clamped_swiglu
 from sglang_ext.kernels.router import route_hash, route_sqrtsoftplus
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.parallel.context import real_rows
 from sglang_ext.srt.parallel.expert_rows import ExpertRows
 
 
@@ -115,7 +116,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, input_ids: Tensor, forward_batch: Any) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], summed over the ranks."""
-        choice = self.gate(x, input_ids, forward_batch.global_num_token_non_padded_cpu)
+        choice = self.gate(x, input_ids, real_rows(forward_batch))
         there, choice = self.rows.there(x, choice, forward_batch)
         # A copy, because the experts may overwrite their input.
         y = self.experts(there.clone(), choice) + self.shared_experts(there)

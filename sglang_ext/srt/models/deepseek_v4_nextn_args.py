@@ -183,8 +183,12 @@ REFUSED = tuple(
             "the target hands its streams to the module in their place",
         ),
         (
-            "--attn-dp-size or --moe-a2a-backend",
-            lambda c: (c.attn_dp_size or 1) > 1 or c.moe_a2a_backend not in (None, "none"),
+            "--attn-dp-size, --attn-cp-size or --moe-a2a-backend",
+            lambda c: (
+                (c.attn_dp_size or 1) > 1
+                or (c.attn_cp_size or 1) > 1
+                or c.moe_a2a_backend not in (None, "none")
+            ),
             "the module has not been held to one rank there",
         ),
     )

@@ -17,7 +17,18 @@ from sglang_ext.srt.models.deepseek_v4_config import (
     parse,
 )
 
-_MORE: tuple[Refusal, ...] = (("--pp-size", lambda c: (c.pp_size or 1) > 1, STREAMS_OF_STAGES),)
+_MORE: tuple[Refusal, ...] = (
+    ("--pp-size", lambda c: (c.pp_size or 1) > 1, STREAMS_OF_STAGES),
+    (
+        "--attn-cp-size beside --attn-dp-size without --moe-a2a-backend",
+        lambda c: (
+            (c.attn_cp_size or 1) > 1
+            and (c.attn_dp_size or 1) > 1
+            and c.moe_a2a_backend in (None, "none")
+        ),
+        "rows are not gathered over both kinds of ranks at once",
+    ),
+)
 
 
 def _adjust(ours: Any, facts: DeepseekV4Config) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.cp.base import get_cp_strategy
 from sglang.srt.layers.cp.interleave import InterleaveContextParallelMetadata
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_ext.srt.parallel.seen import note
 
@@ -74,6 +75,16 @@ def dealt_rows(prefix: list[int], lengths: list[int], rank: int, size: int) -> L
             runs.keys.append(prefix[request] + last - start + 1)
             runs.rows.append(count)
     return runs
+
+
+def real_rows(batch: Any) -> int | None:
+    """Rows of this rank that are not padding, its first ones; None where nobody counted them."""
+    split = getattr(batch, "attn_cp_metadata", None)
+    if split is None:
+        count: int | None = batch.global_num_token_non_padded_cpu
+        return count
+    held: list[int] = split.per_rank_logical_token or split.per_rank_actual_token
+    return held[get_parallel().attn_cp_rank]
 
 
 def gather_rows(x: torch.Tensor, batch: Any) -> torch.Tensor:
