@@ -33,12 +33,15 @@ def _spread(group: dist.ProcessGroup, low_latency: bool) -> float:
         whole = _experts(case.experts)
         mine = slice(rank * case.per_rank, (rank + 1) * case.per_rank)
         shard = ExpertWeights(whole.w13[mine], whole.w2[mine])
-        exchange = ExpertExchange(group, case.per_rank, max_rows=8)
+        exchange = ExpertExchange(group, case.per_rank, max_rows=8, hidden=HIDDEN)
         send = exchange.send_low_latency if low_latency else exchange.send
-        arrived = send(case.x[rank], case.ids[rank], case.weights[rank])
+        # The last row is padding: SGLang chooses no experts for it.
+        padded = torch.cat((case.x[rank], torch.full((1, HIDDEN), float("nan"))))
+        arrived = send(padded, case.ids[rank], case.weights[rank])
         local = Routing(arrived.weights, arrived.ids)
         outputs = routed_experts(arrived.hidden, shard, local, Activation())
-        got = exchange.collect(outputs, arrived.journey)
+        got, padding = exchange.collect(outputs, arrived.journey).tensor_split([len(case.x[rank])])
+        assert padding.tolist() == [[0.0] * HIDDEN]
         routed = Routing(case.weights[rank], case.ids[rank])
         expected = routed_experts(case.x[rank], whole, routed, Activation())
         assert got.shape == expected.shape
@@ -54,7 +57,7 @@ def test_spread_experts_equal_whole_ones(ranks: int, low_latency: bool) -> None:
 
 
 def _beyond(group: dist.ProcessGroup) -> str:
-    exchange = ExpertExchange(group, 1, max_rows=3)
+    exchange = ExpertExchange(group, 1, max_rows=3, hidden=HIDDEN)
     with pytest.raises(DispatchError) as error:
         exchange.send_low_latency(torch.zeros(4, HIDDEN), torch.zeros(4, 1).int(), torch.ones(4, 1))
     return str(error.value)
@@ -62,8 +65,32 @@ def _beyond(group: dist.ProcessGroup) -> str:
 
 def test_more_rows_than_fit_are_refused() -> None:
     (message,) = run_ranks(1, _beyond)
-    for word in ("expected", "3 fit", "found 4", "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"):
+    limit = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+    for word in ("expected at least the 4", "found 3", limit):
         assert word in message
+
+
+def _padded(group: dist.ProcessGroup) -> str:
+    """Layers share two receive buffers of padded slots; a third dispatch ends the first journey."""
+    case = routing(1, group.size())
+    mine = (case.x[group.rank()], case.ids[group.rank()], case.weights[group.rank()])
+    layers = [ExpertExchange(group, case.per_rank, 8, HIDDEN) for _ in range(3)]
+    both = [layer.send_low_latency(*mine) for layer in layers[:2]]
+    for layer, arrived in zip(layers, both, strict=False):
+        assert arrived.journey.slots.shape == (case.per_rank, 8 * group.size(), HIDDEN)
+        back = layer.collect(arrived.hidden, arrived.journey)
+        shares = (mine[2] * (mine[1] >= 0)).sum(dim=1, keepdim=True)
+        assert torch.allclose(back, mine[0] * shares, atol=1e-5)
+    stale, *_ = [layer.send_low_latency(*mine) for layer in layers]
+    with pytest.raises(DispatchError) as error:
+        layers[0].collect(stale.hidden, stale.journey)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_low_latency_slots_are_padded_and_two_buffers_live(ranks: int) -> None:
+    for message in run_ranks(ranks, _padded):
+        assert "one of the last 2 low-latency dispatches" in message
 
 
 class _Group:

@@ -16,9 +16,9 @@ def _combine_without_other_ranks() -> None:
     original = ExpertExchange.collect
 
     def faulty(self: Any, outputs: Tensor, journey: Any) -> Tensor:
-        rank = self.carrier.rank
-        first = sum(journey.received[:rank])
-        mine = slice(first, first + journey.received[rank])
+        rank, received = self.buffer.rank, journey.handle.received
+        first = sum(received[:rank])
+        mine = slice(first, first + received[rank])
         kept = outputs.new_zeros(outputs.shape)
         kept[mine] = outputs[mine]
         return original(self, kept, journey)

@@ -79,6 +79,11 @@ class Buffer:
         self._low_latency.forget()
         self._exchange = None
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether low-latency calls may follow: no normal one since the last clean."""
+        return self._clean
+
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
         check_sms(new_num_sms)

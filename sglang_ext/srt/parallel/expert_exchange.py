@@ -1,47 +1,63 @@
 """Rows travel to the ranks of their experts and back, for one layer of a model.
 
-Which copy goes where is core/dispatch.py's, what carries it is row_exchange.py's. Here the two make
-one journey in each of DeepEP's modes, in the form that experts computed rank by rank can take:
-    normal       a row arrives once per rank, with its local experts and gate weights; the experts'
-                 weighted sum goes back and is added up over ranks
-    low latency  a row arrives once per expert, unweighted; its output goes back and is added up
-                 with the gate weights
+    Buffer   deep_ep's calls: normal mode by tokens, low latency in slots [E/R, M*R, H]
+    experts  rows [N, H], local ids [N, K] and gate weights [N, K] in; rows [N, H] out
+The difference absorbed here:
+    normal       the rows received are the experts' input; their weighted sum goes back and is
+                 added up over ranks
+    low latency  the slots in use, an expert at a time and unweighted, are the experts' input; an
+                 output takes its row's slot, and the way back adds up with the gate weights
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
-from sglang_ext.core.dispatch import (
-    Copies,
-    DispatchError,
-    ExpertShards,
-    layout,
-    low_latency_copies,
-    normal_copies,
-    sum_copies,
-)
-from sglang_ext.srt.parallel.row_exchange import RowExchange, Traffic
+from sglang_ext.srt.parallel.deep_ep_buffer import Buffer
+from sglang_ext.srt.parallel.deep_ep_types import LowLatencyHandle, NormalHandle
 
 
 @dataclass(frozen=True)
-class Journey:
-    """What went where, so that it can come back.
+class NormalJourney:
+    """handle: of the dispatch; sent: rows this rank started with; received: rows it was given."""
 
-    copies: what was sent
-    received: copies from each rank
-    rows: rows this rank started with
-    gates: None, or [rows, top_k] gate weights to add up with (low latency)
+    handle: NormalHandle
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True)
+class LowLatencyJourney:
+    """A journey in slots.
+
+    handle: of the dispatch
+    slots: [E/R, M*R, H], what was received
+    used: ([received], [received]) int64, expert and slot of each row the experts compute
+    ids, weights: [sent, K], the router's choice
     """
 
-    copies: Copies
-    received: list[int]
-    rows: int
-    gates: Tensor | None
+    handle: LowLatencyHandle
+    slots: Tensor
+    used: tuple[Tensor, Tensor]
+    ids: Tensor
+    weights: Tensor
+
+    @property
+    def sent(self) -> int:
+        return len(self.ids)
+
+    @property
+    def received(self) -> int:
+        return len(self.used[0])
+
+
+Journey = NormalJourney | LowLatencyJourney
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,13 @@ class Arrived:
     journey: Journey
 
 
+@cache
+def shared_buffer(group: dist.ProcessGroup, max_rows: int, hidden: int, experts: int) -> Buffer:
+    """The buffer that all layers of one shape share, so that two receive buffers are live."""
+    room = Buffer.get_low_latency_rdma_size_hint(max_rows, hidden, group.size(), experts)
+    return Buffer(group, num_rdma_bytes=room, low_latency_mode=True)
+
+
 class ExpertExchange:
     """All-to-all of one expert group.
 
@@ -66,62 +89,76 @@ class ExpertExchange:
         group: process group whose ranks hold the experts in order.
         per_rank: experts per rank, redundant copies included.
         max_rows: most rows a rank may send at once in low-latency mode.
+        hidden: width of a row.
     """
 
-    def __init__(self, group: dist.ProcessGroup, per_rank: int, max_rows: int) -> None:
-        self.carrier = RowExchange(group)
-        self.shards = ExpertShards(per_rank * group.size(), group.size())
+    def __init__(self, group: dist.ProcessGroup, per_rank: int, max_rows: int, hidden: int) -> None:
+        self.experts = per_rank * group.size()
         self.max_rows = max_rows
-        self.traffic = Traffic()
+        self.hidden = hidden
+        self.buffer = shared_buffer(group, max_rows, hidden, self.experts)
 
     def send(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
-        """Normal mode. hidden [rows, hidden]; ids, weights [rows, top_k]; rows may be 0."""
-        plan = layout(ids, self.shards)
-        copies = normal_copies(plan.in_rank, plan.tokens_per_expert)
-        chosen = ids[copies.rows]
-        destinations = copies.destinations()[:, None]
-        here = self.shards.owners(chosen) == destinations
-        local = torch.where(here, chosen - destinations * self.shards.per_rank, -1)
-        kept = weights[copies.rows].float()
-        return self._travel(hidden, local, kept, copies, None)
+        """Normal mode.
+
+        Args:
+            hidden: [rows, hidden]; rows may be 0.
+            ids, weights: [rows, top_k]; fewer rows where the last of `hidden` are padding.
+        """
+        ids, weights = _with_padding(len(hidden), ids, weights)
+        per_rank, per_node, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(
+            ids, self.experts
+        )
+        rows, local, kept, _, handle, _ = self.buffer.dispatch(
+            hidden,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=ids.to(torch.int32),
+            topk_weights=weights,
+        )
+        assert isinstance(rows, Tensor)
+        assert local is not None
+        assert kept is not None
+        assert handle is not None
+        return Arrived(rows, local, kept, NormalJourney(handle, len(hidden), len(rows)))
 
     def send_low_latency(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
         """Low-latency mode; see `send`.
 
         Raises:
-            DispatchError: more rows than `max_rows`.
+            DispatchError: more rows than `max_rows` on any rank; all of them raise.
         """
-        if hidden.shape[0] > self.max_rows:
-            raise DispatchError(
-                "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
-                expected=f"at least the rows of one low-latency exchange ({self.max_rows} fit)",
-                found=hidden.shape[0],
-                remedy="Raise it, or lower --max-running-requests, --chunked-prefill-size or the "
-                "draft length, or use --deepep-mode normal.",
-            )
-        copies = low_latency_copies(ids, self.shards)
-        assert copies.choices is not None
-        local = ids[copies.rows, copies.choices] % self.shards.per_rank
-        ones = torch.ones(local.shape[0], 1, device=hidden.device)
-        return self._travel(hidden, local[:, None], ones, copies, weights)
+        ids, weights = _with_padding(len(hidden), ids, weights)
+        if not self.buffer.is_clean:
+            self.buffer.clean_low_latency_buffer(self.max_rows, self.hidden, self.experts)
+        slots, counts, handle, _, _ = self.buffer.low_latency_dispatch(
+            hidden, ids, self.max_rows, self.experts, use_fp8=False
+        )
+        assert isinstance(slots, Tensor)
+        # An expert's slots fill from the first.
+        filled = torch.arange(slots.shape[1], device=slots.device) < counts[:, None]
+        expert, slot = filled.nonzero(as_tuple=True)
+        journey = LowLatencyJourney(handle, slots, (expert, slot), ids, weights)
+        ones = torch.ones(len(expert), 1, device=slots.device)
+        return Arrived(slots[expert, slot], expert.int()[:, None], ones, journey)
 
     def collect(self, outputs: Tensor, journey: Journey) -> Tensor:
         """What the experts made of arrived rows [received, hidden] -> [rows, hidden], added up."""
-        sent, received = journey.copies.per_rank, journey.received
-        (back,) = self.carrier.rows([outputs], received, sent, self.traffic)()
-        return sum_copies(back, journey.copies, journey.rows, journey.gates).to(outputs.dtype)
+        if isinstance(journey, NormalJourney):
+            return self.buffer.combine(outputs, journey.handle)[0]
+        # What was received is read: its slots take the outputs.
+        journey.slots[journey.used] = outputs
+        return self.buffer.low_latency_combine(
+            journey.slots, journey.ids, journey.weights, journey.handle
+        )[0]
 
-    def _travel(
-        self,
-        hidden: Tensor,
-        local: Tensor,
-        weights: Tensor,
-        copies: Copies,
-        gates: Tensor | None,
-    ) -> Arrived:
-        sent = torch.tensor(copies.per_rank, dtype=torch.int64, device=hidden.device)
-        received = self.carrier.counts(sent[:, None])[:, 0].tolist()
-        columns = [hidden[copies.rows], local.to(torch.int32), weights]
-        rows, ids, kept = self.carrier.rows(columns, copies.per_rank, received, self.traffic)()
-        journey = Journey(copies, received, hidden.shape[0], gates)
-        return Arrived(rows, ids, kept, journey)
+
+def _with_padding(rows: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Choices for `rows` rows: SGLang makes none for the padding of an idle rank."""
+    missing = rows - len(ids)
+    if not missing:
+        return ids, weights
+    below = (0, 0, 0, missing)
+    return functional.pad(ids, below, value=-1), functional.pad(weights, below)

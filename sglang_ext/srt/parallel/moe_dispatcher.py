@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_ext.srt.parallel.expert_exchange import ExpertExchange, Journey
 from sglang_ext.srt.parallel.seen import note
+from sglang_ext.srt.parallel.traffic import meter
 
 # Two sub-batches at most; without overlap SGLang passes none.
 _SUB_BATCHES = 2
@@ -51,10 +52,16 @@ class ExchangeDispatcher(BaseDispatcher):
                 "num_fused_shared_experts: expected 0 with --moe-a2a-backend deepep, found "
                 f"{config.num_fused_shared_experts}; start with --disable-shared-experts-fusion"
             )
+        self.mode = get_deepep_mode()
+        if config.apply_router_weight_on_input and self.mode.enable_low_latency():
+            raise NotImplementedError(
+                "apply_router_weight_on_input: expected False with low-latency exchange, whose "
+                "gate weights come after the experts, found True; use --deepep-mode normal"
+            )
         limit = envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get()
         group = get_parallel().tp_group.device_group
-        self.exchange = ExpertExchange(group, config.num_local_experts, limit)
-        self.mode = get_deepep_mode()
+        self.exchange = ExpertExchange(group, config.num_local_experts, limit, config.hidden_size)
+        self.meter = meter(self.exchange.buffer)
         self._in_flight = [_InFlight() for _ in range(_SUB_BATCHES)]
 
     def dispatch(self, hidden_states: torch.Tensor, topk_output: Any) -> StandardDispatchOutput:
@@ -94,12 +101,15 @@ class ExchangeDispatcher(BaseDispatcher):
         assert state.journey is not None
         outputs, journey = state.outputs, state.journey
         state.outputs = state.journey = None
-        return self.exchange.collect(outputs, journey)
+        rows = self.exchange.collect(outputs, journey)
+        if self.meter is not None:
+            self.meter.read()
+        return rows
 
 
 def _note_use(state: _InFlight, journey: Journey) -> None:
     note("low-latency expert exchange" if state.low_latency else "normal expert exchange")
-    if journey.rows == 0:
+    if journey.sent == 0:
         note("empty send to the experts")
-    if sum(journey.received) == 0:
+    if journey.received == 0:
         note("empty arrival at the experts")
