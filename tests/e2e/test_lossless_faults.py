@@ -84,6 +84,26 @@ def test_one_server_both_ways(stand: Stand) -> None:
     assert result.exit_code == 0, [o for o in result.outcomes if o.state is not State.PASS]
 
 
+def test_over_the_openai_interface(stand: Stand) -> None:
+    """The same servers by `/v1` alone, as through a gateway: tokens are known by their text."""
+    base, spec = _plain(stand), _drafting(stand)
+    opened = connected.both(base.client.url, f"{spec.client.url}/v1", api="openai")
+    plan = replace(PLAN, dtype="float32", sampled=SampledPlan(samples=100, depth=3))
+    result = suite.run(opened, _prompts(), replace(plan, sampled_prompts=2, echo_prompts=0))
+    states = {o.name: o.state for o in result.outcomes}
+    assert result.exit_code == 0, [o for o in result.outcomes if o.state is not State.PASS]
+    assert result.base.engine == "openai"
+    for name in ("greedy, 8 at a time", "sampled, temperature 1", "stop string", "seed"):
+        assert states[name] is State.PASS, (name, states)
+
+
+def test_a_fault_is_seen_over_the_openai_interface(stand: Stand) -> None:
+    spec = _drafting(stand, "bonus of the wrong row")
+    opened = connected.both(_plain(stand).client.url, spec.client.url, api="openai")
+    plan = replace(PLAN, groups=("greedy",), concurrency=(1,), dtype="float32")
+    assert suite.run(opened, _prompts(), plan).exit_code == 1
+
+
 def test_every_fault_is_tried() -> None:
     assert SEEN_BY.keys() == FAULTS.keys()
 
