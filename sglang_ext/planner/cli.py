@@ -15,6 +15,7 @@ from sglang_ext.inputs import output_file, positive
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.planner import acceptance, report
+from sglang_ext.planner.numbers import DEFAULT
 from sglang_ext.planner.picture import draw
 from sglang_ext.planner.search import OBJECTIVES, Answer, Objective, Question, search
 from sglang_ext.planner.search import concurrency_for as concurrency_of_rate
@@ -48,6 +49,9 @@ def plan(
     acceptance_file: Annotated[
         Path | None, typer.Option("--acceptance", help="Your own: YAML or JSON, `conditional`.")
     ] = None,
+    imbalance: Annotated[
+        float, typer.Option(min=1, callback=positive, help="Busiest expert rank over the mean.")
+    ] = 1.0,
     top: Annotated[int, typer.Option(min=1, help="Layouts to print.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="Say why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -89,6 +93,7 @@ def plan(
         ttft=None if ttft is None else ttft / 1e3,
         tpot=None if tpot is None else tpot / 1e3,
         task=task,
+        assumptions=replace(DEFAULT, imbalance=imbalance),
         curve=acceptance.from_file(acceptance_file) if acceptance_file else None,
     )
     if rate is not None:

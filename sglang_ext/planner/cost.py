@@ -11,6 +11,9 @@ from sglang_ext.planner.numbers import DEFAULT, Assumptions
 from sglang_ext.planner.roofline import LayerTime, LayerWork, Rates, layer_time
 from sglang_ext.planner.shape import BF16, Shape
 
+# Share of the SMs that SGLang 0.5.23's single-batch overlap gives to the combine: 3 of 132 before
+# Blackwell, 32 of 148 there.
+SBO_SMS = (3 / 132, 32 / 148)
 SCALES = 4 / 128  # bytes of scales beside a dispatched fp8 value
 
 
@@ -25,6 +28,8 @@ class Machine:
     dispatch: float
     latency: float
     step: float
+    hop: float
+    hop_latency: float
 
     @classmethod
     def of(
@@ -43,6 +48,8 @@ class Machine:
             dispatch=dispatch,
             latency=given.remote if remote else given.local,
             step=given.step,
+            hop=(gpu.nic if machine.nodes > 1 else gpu.nvlink) * given.link,
+            hop_latency=given.remote if machine.nodes > 1 else given.local,
         )
 
 
@@ -88,6 +95,9 @@ class Model:
         """A round of `requests` per attention group that verifies 1 + `drafts` rows each."""
         machine = self.machine
         split = self.layout.tbo if tbo is None else tbo
+        # A round of a pipeline is `pp` small batches under way at once, each through all stages.
+        stages = self.layout.pp
+        requests = -(-requests // stages)
         whole = self._layers(requests, requests * (drafts + 1), context, machine)
         hidden = 0.0
         if split and requests > 1:
@@ -96,16 +106,46 @@ class Model:
             computed = 2 * (half.attention + half.experts)
             whole = LayerTime(2 * half.attention, 2 * half.experts, 2 * half.communication)
             hidden = min(computed, whole.communication) * self.assumptions.overlap
+        elif self.layout.sbo:
+            hidden = self._beside_one_batch(requests * (drafts + 1), whole, machine)
         head = self.shape.vocab * self.shape.hidden * BF16 / self.layout.attn_tp / machine.hbm
         return Round(
             attention=whole.attention,
             experts=whole.experts,
-            communication=whole.communication,
+            communication=whole.communication + self._hops(requests * (drafts + 1), machine),
             hidden=hidden,
             head=head,
             draft=self._draft(requests, drafts, context, machine),
-            host=machine.step,
+            host=machine.step * stages + self._eager,
         )
+
+    @property
+    def _eager(self) -> float:
+        """Host seconds under EPLB: its recorder needs DeepEP's normal mode, which has no graphs."""
+        return self.shape.layers * self.assumptions.eager if self.layout.redundant else 0.0
+
+    def _hops(self, rows: float, machine: Machine) -> float:
+        """Hidden states from stage to stage, and the token back to the first."""
+        pp = self.layout.pp
+        if pp == 1:
+            return 0.0
+        return pp * machine.hop_latency + (pp - 1) * rows * self.shape.hidden * BF16 / machine.hop
+
+    def _beside_one_batch(self, rows: float, whole: LayerTime, machine: Machine) -> float:
+        """Exchange hidden behind the experts of the same batch, less what its SMs cost them."""
+        s = self.shape
+        read = s.shared_params * s.linear / machine.hbm
+        computed = s.moe_layers * max(read, rows * 2 * s.shared_params / machine.experts)
+        taken = SBO_SMS[self.hardware.gpu.capability >= (10, 0)]
+        return min(computed, whole.communication) * self.assumptions.overlap - taken * whole.experts
+
+    @property
+    def _skew(self) -> float:
+        """Load of the busiest expert rank over the mean."""
+        a = self.assumptions
+        if self.layout.ep == 1:
+            return 1.0
+        return min(a.imbalance, a.balanced) if self.layout.redundant else a.imbalance
 
     def _layers(self, requests: float, rows: float, context: float, machine: Machine) -> LayerTime:
         """All layers together: `requests` and `rows` of one attention group."""
@@ -119,7 +159,7 @@ class Model:
             attention_bytes=attention * s.linear / a.attn_tp + requests * reads,
             attention_flop=rows * (pairs + 2 * attention) / a.attn_tp,
             expert_bytes=self._expert_bytes(rows * a.dp),
-            expert_flop=self._expert_flop(rows * a.dp),
+            expert_flop=self._expert_flop(rows * a.dp) * self._skew,
             sent_bytes=s.layers * self._sent(rows),
             latency=s.layers * self._collectives() * machine.latency,
         )
@@ -130,7 +170,7 @@ class Model:
         s, a = self.shape, self.layout
         if not s.moe_layers:
             return 0.0
-        touched = 1 - (1 - s.top_k / s.experts) ** rows
+        touched = min(1.0, self._skew * (1 - (1 - s.top_k / s.experts) ** rows))
         routed = s.experts * touched * s.expert_params * s.expert / a.tp
         shared = s.shared_params * s.linear / (1 if a.a2a == "deepep" else a.tp)
         return s.moe_layers * (routed + shared)

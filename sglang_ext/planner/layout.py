@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_ext.core.layout import ParallelLayout
 from sglang_ext.launcher import catalog
@@ -19,8 +19,9 @@ from sglang_ext.launcher.view import DEFAULT_DISPATCH, DISPATCH_VARIABLE
 class Layout:
     """A candidate.
 
-    replicas: whole servers; tp: ranks of each; dp, cp: attention's groups; ep: expert ranks
+    replicas: whole servers; tp: ranks of each stage; dp, cp: attention's groups; ep: expert ranks
     a2a: `none` or `deepep`; algorithm: `` (none), `dspark` or `dflash`; gamma: drafts per round
+    tbo, sbo: two-batch and single-batch overlap; redundant: experts of EPLB; pp: pipeline stages
     """
 
     replicas: int
@@ -33,6 +34,8 @@ class Layout:
     algorithm: str = ""
     gamma: int = 0
     redundant: int = 0
+    sbo: bool = False
+    pp: int = 1
 
     @property
     def attn_tp(self) -> int:
@@ -49,7 +52,9 @@ class Layout:
 
     def ranks(self, nodes: int) -> ParallelLayout:
         """One replica's ranks."""
-        return ParallelLayout(tp=self.tp, dp=self.dp, cp=self.cp, ep=self.ep, nnodes=nodes)
+        return ParallelLayout(
+            tp=self.tp, dp=self.dp, cp=self.cp, ep=self.ep, pp=self.pp, nnodes=nodes
+        )
 
     @property
     def name(self) -> str:
@@ -59,6 +64,7 @@ class Layout:
     def parts(self) -> list[str]:
         """The parts of `launch/parts` that make it."""
         parts = [f"tp{self.tp}"]
+        parts += [f"pp{self.pp}"] if self.pp > 1 else []
         parts += [f"replicas{self.replicas}"] if self.replicas > 1 else []
         parts += [f"dp{self.dp}"] if self.dp > 1 else []
         parts += [f"cp{self.cp}-prefill"] if self.cp > 1 else []
@@ -66,6 +72,8 @@ class Layout:
         parts += ["deepep"] if self.a2a == "deepep" else []
         parts += ["dense-tp1"] if self.a2a == "deepep" and self.dp > 1 else []
         parts += ["tbo"] if self.tbo else []
+        parts += ["sbo"] if self.sbo else []
+        parts += [f"eplb-r{self.redundant}"] if self.redundant else []
         parts += [self.algorithm] if self.algorithm else []
         return parts
 
@@ -91,6 +99,9 @@ def to_preset(
     chosen: dict[str, FlagValue] = {"max-running-requests": running}
     # One graph for the largest batch a group runs, so that no step falls back to eager.
     chosen["cuda-graph-max-bs-decode"] = layout.requests_per_group(concurrency)
+    if layout.redundant:
+        # Both parts name a mode, and the load recorder follows this one alone.
+        chosen["deepep-mode"] = "normal"
     env: dict[str, str] = {}
     rows = layout.requests_per_group(concurrency) * (layout.gamma + 1)
     if layout.a2a == "deepep" and DEFAULT_DISPATCH < rows <= LARGEST_DISPATCH:
@@ -122,10 +133,11 @@ def refusals(launch: Launch) -> list[str]:
 def candidates(
     model: Model, machine: Hardware, experts: int, *, long_context: bool
 ) -> Iterator[Layout]:
-    """Every layout worth a look, legal or not; pipeline stages are left out.
+    """Every layout worth a look, legal or not.
 
     long_context: also context parallelism over a whole server
     """
+    yield from _with_stages(machine, experts)
     for replicas in _divisors(machine.gpus):
         if replicas > 1 and machine.nodes > 1:
             continue
@@ -135,17 +147,34 @@ def candidates(
                 yield from _with_experts(model, replicas, tp, dp, cp, experts)
 
 
+STAGES = (2, 4, 8)
+REDUNDANT = 32  # of `launch/parts/eplb-r32.yaml`
+
+
+def _with_stages(machine: Hardware, experts: int) -> Iterator[Layout]:
+    """Pipeline stages; SGLang neither drafts nor dispatches over them, and no group spans them."""
+    for pp in STAGES:
+        if machine.gpus % pp == 0:
+            tp = machine.gpus // pp
+            yield Layout(1, tp, pp=pp)
+            if experts and tp > 1:
+                yield Layout(1, tp, ep=tp, pp=pp)
+
+
 def _with_experts(
     model: Model, replicas: int, tp: int, dp: int, cp: int, experts: int
 ) -> Iterator[Layout]:
-    exchanges = [(1, "none", False)]
+    plain = Layout(replicas, tp, dp, cp)
+    exchanges = [plain]
     if experts and tp > 1:
-        exchanges += [(tp, "none", False), (tp, "deepep", False), (tp, "deepep", True)]
-    for ep, a2a, tbo in exchanges:
-        redundant = 0
-        yield Layout(replicas, tp, dp, cp, ep, a2a, tbo, redundant=redundant)
+        spread = replace(plain, ep=tp)
+        deepep = replace(spread, a2a="deepep")
+        exchanges += [spread, deepep, replace(deepep, tbo=True), replace(deepep, sbo=True)]
+        exchanges += [replace(deepep, redundant=REDUNDANT)]
+    for layout in exchanges:
+        yield layout
         for algorithm, draft in model.drafts.items():
-            yield Layout(replicas, tp, dp, cp, ep, a2a, tbo, algorithm, draft.gamma, redundant)
+            yield replace(layout, algorithm=algorithm, gamma=draft.gamma)
 
 
 def _divisors(n: int) -> list[int]:

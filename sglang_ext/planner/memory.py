@@ -55,12 +55,25 @@ def memory_of(
 ) -> Memory:
     """What one rank holds when every request of the load has reached its full length."""
     requests = layout.requests_per_group(load.concurrency)
+    tokens = requests * (load.input_tokens + load.output_tokens)
     return Memory(
-        weights=_weights(shape, draft, layout),
-        kv=_kv(shape, draft, layout, requests, requests * (load.input_tokens + load.output_tokens)),
+        weights=_of_a_stage(_weights(shape, draft, layout), shape, layout),
+        kv=_of_a_stage(_kv(shape, draft, layout, requests, tokens), shape, layout),
         reserve=_reserve(shape, layout, machine, requests),
         capacity=machine.gpu.memory,
     )
+
+
+def _of_a_stage(terms: dict[str, float], shape: Shape, layout: Layout) -> dict[str, float]:
+    """Terms of all layers, cut down to those of the largest pipeline stage.
+
+    Embedding and head stand at both ends: one of the two on a rank, where they are not tied.
+    """
+    if layout.pp == 1:
+        return terms
+    share = -(-shape.layers // layout.pp) / shape.layers
+    ends = 1.0 if shape.tied else 0.5
+    return {n: v * (ends if n == "embedding and head" else share) for n, v in terms.items()}
 
 
 def _weights(shape: Shape, draft: DraftShape | None, layout: Layout) -> dict[str, float]:
@@ -112,7 +125,7 @@ def _reserve(shape: Shape, layout: Layout, machine: Hardware, requests: int) -> 
     if layout.dp > 1:
         graphs += graph_rows * layout.dp * 3 * MB * (1.5 if graph_rows > 300 else 1)
     graphs += (1.5 * GB) if shape.family in ("v32", "v4") else 512 * MB
-    activations = (512 + LAYOUT_CHUNK * 1.5 + layout.tp / 8 * 1024) * MB
+    activations = (512 + LAYOUT_CHUNK * 1.5 + layout.tp * layout.pp / 8 * 1024) * MB
     activations = max(activations, 10 * GB - graphs)
     terms = {"graphs": graphs, "activations": activations}
     if layout.a2a == "deepep":

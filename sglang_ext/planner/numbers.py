@@ -35,6 +35,8 @@ class Assumptions:
     dispatch: share of NVLink that DeepEP's low-latency kernels reach
     overlap: share of what two-batch overlap could hide that it hides
     local, remote: start of one collective inside a node, across nodes; step: host time per step
+    imbalance: load of the busiest expert rank over the mean; balanced: what EPLB leaves of it
+    eager: host time of a layer without CUDA graphs, as in DeepEP's normal mode
     """
 
     memory: float = 0.8
@@ -45,10 +47,15 @@ class Assumptions:
     local: float = 8e-6
     remote: float = 25e-6
     step: float = 0.5e-3
+    imbalance: float = 1.0
+    balanced: float = 1.1
+    eager: float = 0.1e-3
 
     def basis_of(self, name: str) -> Basis:
-        # DeepEP reports 98 GB/s in low-latency dispatch over H800's 200 GB/s NVLink (EP8).
-        return "derived" if name == "dispatch" else "assumed"
+        # DeepEP reports 98 GB/s in low-latency dispatch over H800's 200 GB/s NVLink (EP8). A user
+        # who gives --imbalance has measured it.
+        given = name == "imbalance" and self.imbalance != 1.0
+        return "measured" if given else "derived" if name == "dispatch" else "assumed"
 
 
 DEFAULT = Assumptions()

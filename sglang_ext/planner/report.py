@@ -16,6 +16,7 @@ from sglang_ext.planner.numbers import Number
 from sglang_ext.planner.search import (
     Answer,
     Plan,
+    balancing_pays_from,
     budgets,
     drafting_loses_beyond,
     overlap_pays_from,
@@ -26,8 +27,11 @@ SHORTEST_CONTEXT = 32768
 
 
 def fraction_of(plan: Plan) -> float:
-    """`--mem-fraction-static`: the largest valid share, rounded down to a hundredth."""
-    return int(plan.memory.largest_fraction * 100) / 100
+    """`--mem-fraction-static`: the largest valid share, rounded down to a hundredth, or less."""
+    memory = plan.memory
+    rounded = (int(memory.largest_fraction * unit) / unit for unit in (100, 1000))
+    fitting = (share for share in rounded if share >= memory.smallest_fraction)
+    return next(fitting, memory.largest_fraction)
 
 
 def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
@@ -92,6 +96,8 @@ def numbers_of(answer: Answer, plan: Plan) -> dict[str, Number]:
         start = overlap_pays_from(plan, context)
         if start is not None:
             numbers["batch per group from which two-batch overlap pays"] = Number(start, "", basis)
+    if (skew := balancing_pays_from(plan, context)) is not None:
+        numbers["imbalance of experts from which EPLB pays"] = Number(skew, "x the mean", basis)
     return numbers
 
 

@@ -12,7 +12,7 @@ from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner.acceptance import Curve, published
 from sglang_ext.planner.cost import Model, Round
 from sglang_ext.planner.draft import DraftShape, read_draft
-from sglang_ext.planner.layout import Layout, candidates, compose_layout
+from sglang_ext.planner.layout import REDUNDANT, Layout, candidates, compose_layout
 from sglang_ext.planner.memory import GB, Memory, largest_that_fits, memory_of
 from sglang_ext.planner.numbers import DEFAULT, Assumptions, Basis, weakest
 from sglang_ext.planner.shape import Shape, read_shape
@@ -47,6 +47,7 @@ class Plan:
     """One layout with its predictions: seconds, tokens per second over all GPUs, bytes per rank.
 
     drafts: rows verified beside the anchor at this load; advance: tokens committed per round
+    requests: under way in one attention group
     """
 
     layout: Layout
@@ -59,6 +60,7 @@ class Plan:
     ttft: float
     tpot: float
     throughput: float
+    requests: int
     misses: tuple[str, ...] = ()
 
     @property
@@ -134,10 +136,11 @@ def _nothing_fits(
     if not best_tokens and not best_concurrency:
         remedy = f"No request fits: {_why_nothing(question, shape, too_large, refused)}"
     else:
-        remedy = (
-            f"At this concurrency requests of {best_tokens} tokens fit; of this length, "
-            f"{best_concurrency} requests do."
-        )
+        length = f"requests of up to {best_tokens} tokens fit"
+        if not best_tokens:
+            length = f"not even prompts of one token fit beside {load.output_tokens} of output"
+        many = f"{best_concurrency} requests at a time" if best_concurrency else "not even one"
+        remedy = f"At this concurrency {length}; of this length {many} fit."
     return ConfigError(
         question.model.name,
         "memory",
@@ -161,7 +164,7 @@ def _why_nothing(
         weights, reserve = sum(least.weights.values()), sum(least.reserve.values())
         return (
             f"weights take {weights / GB:.0f} GiB per rank and the runtime {reserve / GB:.0f}, of "
-            f"{least.capacity / GB:.0f}. Use more or larger GPUs."
+            f"{least.capacity / GB:.0f} GiB. Use more or larger GPUs."
         )
     reasons = list(refused.values())
     return max(set(reasons), key=reasons.count)
@@ -190,8 +193,9 @@ def predict(question: Question, shape: Shape, layout: Layout) -> Plan:
     advance = curve.advance(drafts) if curve else 1.0
     one_round = cost.round(requests, drafts, context)
     prefill = cost.prefill(load.input_tokens)
-    # A group reads prompts between rounds; each request brings one prompt and its output.
-    per_request = prefill + load.output_tokens * one_round.total / (advance * requests)
+    # A group reads prompts between rounds; each request brings one prompt and its output. Stages
+    # of a pipeline read different prompts at a time.
+    per_request = prefill / layout.pp + load.output_tokens * one_round.total / (advance * requests)
     busy = min(load.concurrency, layout.groups)
     throughput = busy * load.output_tokens / per_request
     plan = Plan(
@@ -205,6 +209,7 @@ def predict(question: Question, shape: Shape, layout: Layout) -> Plan:
         ttft=prefill,
         tpot=load.concurrency / throughput,
         throughput=throughput,
+        requests=requests,
     )
     return replace(plan, misses=_misses(question, plan))
 
@@ -270,6 +275,30 @@ def overlap_pays_from(plan: Plan, context: float, most: int = 1024) -> int | Non
 def _overlap_gains(plan: Plan, requests: int, context: float) -> bool:
     together = plan.cost.round(requests, plan.drafts, context, tbo=True).total
     return together < plan.cost.round(requests, plan.drafts, context, tbo=False).total
+
+
+def balancing_pays_from(plan: Plan, context: float, most: float = 8.0) -> float | None:
+    """The least imbalance (busiest expert rank over the mean) at which EPLB is faster, if any."""
+    if plan.layout.a2a != "deepep" or plan.layout.redundant:
+        return None
+
+    def gains(imbalance: float) -> bool:
+        given = replace(plan.cost.assumptions, imbalance=imbalance)
+        without = replace(plan.cost, assumptions=given)
+        with_it = replace(without, layout=replace(plan.layout, redundant=REDUNDANT))
+        requests = plan.requests
+        return (
+            with_it.round(requests, plan.drafts, context).total
+            < without.round(requests, plan.drafts, context).total
+        )
+
+    if not gains(most):
+        return None
+    low, high = 1.0, most
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        low, high = (low, middle) if gains(middle) else (middle, high)
+    return high
 
 
 def concurrency_for(question: Question, rate: float) -> int:

@@ -65,6 +65,12 @@ def test_the_list_of_flags_is_sglangs() -> None:
     ours = flag_names()
     known = {kind: set(getattr(ours, kind)) - OPTIONAL for kind in found}
     assert {kind: names - OPTIONAL for kind, names in found.items()} == known
+    one = [a for a in parser._actions if a.nargs is None and a.dest != "help"]
+    for kind, type_ in (("whole", int), ("decimal", float)):
+        names = {o[2:] for a in one if a.type is type_ for o in a.option_strings if o[:2] == "--"}
+        assert names - deprecated - OPTIONAL == set(getattr(ours, kind)), kind
+    same = {o[2:]: a for a in parser._actions for o in a.option_strings}
+    assert all(same[name] is same[first] for name, first in ours.aliases.items())
     assert deprecated <= set(ours.renamed)
     assert not set(ours.renamed) & ours.known
 

@@ -54,6 +54,7 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     *((PLAN, o, WRONG_COUNTS, "") for o in
       ("--input-tokens", "--output-tokens", "--concurrency", "--top")),
     *((PLAN, o, WRONG_NUMBERS, "") for o in ("--rate", "--ttft", "--tpot")),
+    (PLAN, "--imbalance", ("0.9", "nan", "inf", "x"), ""),
     (PLAN, "--objective", ("", "fast"), ""),
     (PLAN, "--task", ("", "maths"), ""),
     (PLAN, "--acceptance", (*WRONG_INPUTS, "list.json", "rates.yaml"), ""),

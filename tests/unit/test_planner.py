@@ -32,6 +32,7 @@ from sglang_ext.planner.picture import draw
 from sglang_ext.planner.preset_files import questions
 from sglang_ext.planner.search import (
     Question,
+    balancing_pays_from,
     best_drafts,
     drafting_loses_beyond,
     overlap_pays_from,
@@ -274,6 +275,77 @@ def test_limits_put_layouts_that_miss_them_last() -> None:
 PLAN = ("plan", "--model", "deepseek-v4-flash", "--hardware", "8xh200", "--concurrency", "128")
 
 
+def _v32(machine: str, concurrency: int = 64) -> Question:
+    load = Load(4096, 1024, concurrency)
+    return Question(catalog.model("deepseek-v3.2"), catalog.hardware(machine), load)
+
+
+def test_a_pipeline_stage_holds_its_share_of_the_layers() -> None:
+    question = _v32("2x8xh100")
+    shape = read_shape(question.model.config)
+    whole = memory_of(shape, None, Layout(1, 8), question.hardware, question.load)
+    stage = memory_of(shape, None, Layout(1, 8, pp=2), question.hardware, question.load)
+    assert shape.layers == 61
+    for name in ("routed experts", "attention weights"):
+        assert stage.weights[name] == pytest.approx(whole.weights[name] * 31 / 61)
+    head = "embedding and head"
+    assert stage.weights[head] == whole.weights[head] / 2
+    assert sum(stage.kv.values()) == pytest.approx(sum(whole.kv.values()) * 31 / 61)
+
+
+def test_stages_and_overlap_and_balancing_are_searched_where_they_can_be() -> None:
+    answer = search(_v32("2x8xh100"))
+    names = [plan.layout.name for plan in answer.ranked]
+    assert "tp8 pp2" in names
+    assert any(name.endswith(" sbo") for name in names)
+    assert any("eplb-r32" in name for name in names)
+    drafting = search(replace(_v32("2x8xh100"), model=catalog.model("deepseek-v4-flash")))
+    found = [plan.layout for plan in drafting.ranked]
+    assert any(layout.pp > 1 for layout in found)
+    assert not any(layout.algorithm and layout.pp > 1 for layout in found)
+
+
+def test_a_round_of_a_pipeline_passes_every_stage() -> None:
+    question = _v32("2x8xh100")
+    shape = read_shape(question.model.config)
+    two = Model(shape, None, Layout(1, 8, pp=2), question.hardware)
+    one = Model(shape, None, Layout(1, 8), question.hardware)
+    piped, half = two.round(64, 0, 4096.0), one.round(32, 0, 4096.0)
+    assert piped.attention == half.attention
+    assert piped.communication > half.communication
+    assert piped.host == 2 * half.host
+
+
+def test_balancing_leads_from_the_imbalance_that_is_said() -> None:
+    load, context = Load(512, 256, 8192), 640.0
+    question = replace(_v32("4x8xh200"), load=load)
+    best = search(question).ranked[0]
+    start = balancing_pays_from(best, context)
+    assert best.layout.a2a == "deepep"
+    assert start is not None
+    for skew, better in ((start + 0.02, True), (start - 0.02, False)):
+        given = replace(best.cost, assumptions=replace(best.cost.assumptions, imbalance=skew))
+        eplb = replace(given, layout=replace(best.layout, redundant=32))
+        times = [m.round(best.requests, 0, context).total for m in (eplb, given)]
+        assert (times[0] < times[1]) is better
+    few = replace(question, load=replace(load, concurrency=64))
+    plan = next(p for p in search(few).ranked if p.layout.a2a == "deepep")
+    # Experts are read, not computed: how rows are shared out changes nothing.
+    assert balancing_pays_from(plan, context) is None
+    command = "--model deepseek-v3.2 --hardware 4x8xh200 --input-tokens 512 --output-tokens 256"
+    words = [*command.split(), "--concurrency", "8192", "--explain"]
+    assert f"from which EPLB pays: {start:,.4g} x the mean" in run_plan(*words)
+    skewed = json.loads(run_plan(*words, "--imbalance", f"{start + 1}", "--json"))
+    assert any("eplb-r32" in plan["layout"] for plan in skewed["ranked"])
+    assert skewed["assumptions"]["imbalance"] == start + 1
+
+
+def run_plan(*words: str) -> str:
+    result = runner.invoke(app, ["plan", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def test_every_number_of_a_plan_says_where_it_comes_from() -> None:
     shown = json.loads(runner.invoke(app, [*PLAN, "--json"]).output)
     assert shown["ranked"]
@@ -400,7 +472,8 @@ def test_every_preset_fits_in_memory(name: str) -> None:
     layout = Layout(
         replicas=launch.whole("dp-size"), tp=launch.whole("tp-size"),
         dp=launch.whole("attn-dp-size"), cp=launch.whole("attn-cp-size"),
-        ep=launch.whole("ep-size"), a2a=str(flags.get("moe-a2a-backend", "none")),
+        ep=launch.whole("ep-size"), pp=launch.whole("pp-size"),
+        a2a=str(flags.get("moe-a2a-backend", "none")),
         algorithm=algorithm, gamma=draft.gamma if draft else 0,
     )  # fmt: skip
     sizes = read_draft(draft, launch.model.config, shape) if draft else None
