@@ -131,6 +131,30 @@ def sparse_attention() -> None:
         )
 
 
+def latent_attention() -> None:
+    """V3.2: 128 heads over latents of 512 + 64, and expanded to keys of 192 and values of 128."""
+    from sglang_ext.kernels.latent_attention import triton as op
+
+    for dtype in (torch.bfloat16, torch.float32):
+        q, latents = _meta(4, 3, 128, 576, dtype=dtype), _meta(4, 2048, 576, dtype=dtype)
+        op.attend_visible_triton(q, latents, _long(4, 3), 512, 192**-0.5)
+        q, keys = (_meta(rows, 128, 192, dtype=dtype) for rows in (TOKENS, 1024 + TOKENS))
+        values = _meta(1024 + TOKENS, 128, 128, dtype=dtype)
+        op.attend_expanded_triton(q, keys, values, 1024, 192**-0.5)
+
+
+def indexer_v32() -> None:
+    """V3.2: 64 index heads of 128 over 8192 tokens, as vectors and as fp8 bytes."""
+    from sglang_ext.kernels.indexer_v32 import triton as op
+
+    rest = (_wide(4, 25, 64), _long(4, 25))
+    for dtype in (torch.bfloat16, torch.float32):
+        q, keys = _meta(4, 25, 64, 128, dtype=dtype), _meta(4, 8192, 128, dtype=dtype)
+        op.scores_triton(q, rest[0], keys, rest[1])
+    q, keys = ((_bytes(4, *n, 128), _bytes(4, *n, 1)) for n in ((25, 64), (8192,)))
+    op.byte_scores_triton(q, rest[0], keys, rest[1])
+
+
 OPS: dict[str, Callable[[], None]] = {
     "hyper_connection": hyper_connection,
     "router": router,
@@ -138,7 +162,9 @@ OPS: dict[str, Callable[[], None]] = {
     "grouped_output": grouped_output,
     "compress": compress,
     "indexer": indexer,
+    "indexer_v32": indexer_v32,
     "sparse_attention": sparse_attention,
+    "latent_attention": latent_attention,
     "nsa": nsa,
 }
 

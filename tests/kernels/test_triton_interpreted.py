@@ -22,6 +22,7 @@ FILES = (
     "test_grouped_output.py",
     "test_nsa.py",
     "test_v4_implementations.py",
+    "test_v32_implementations.py",
 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_ext.core.indexer_v4 import choose
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
+from sglang_ext.kernels.ordered import chosen_values
 
 _ROWS = 8
 _ENTRIES = 32
@@ -83,20 +84,6 @@ def index_scores_triton(
     return out
 
 
-def _slots_of(chosen: Tensor, slots: Tensor, width: int) -> Tensor:
-    """Slots of the True entries in order, -1 after the last, without waiting for the device.
-
-    chosen [batch, rows, entries] bool, at most `width` True in a row; slots [batch, entries]
-    -> [batch, rows, width] int64.
-    """
-    batch, rows, _ = chosen.shape
-    # What is not chosen goes to one place too many, which is cut off.
-    place = torch.where(chosen, chosen.cumsum(dim=-1) - 1, width)
-    out = slots.new_full((batch, rows, width + 1), -1)
-    out.scatter_(2, place, slots.unsqueeze(1).expand_as(place))
-    return out[..., :width]
-
-
 def select_entries_triton(
     q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor, visible: Tensor, top_k: int
 ) -> Tensor:
@@ -114,5 +101,5 @@ def select_entries_triton(
         seen = visible[:, part].contiguous()
         tiles = (q[:, part].contiguous(), weights[:, part].contiguous())
         chosen = choose(index_scores_triton(*tiles, pool, slots, seen), seen, top_k)
-        out[:, part] = _slots_of(chosen, slots, width)
+        out[:, part] = chosen_values(chosen, slots, width)
     return out

@@ -22,3 +22,20 @@ def select_tokens_reference(
             best = sorted(order[:top_k])
             out[b, n, : len(best)] = torch.tensor(best, dtype=torch.int64)
     return out
+
+
+def select_tokens_fp8_reference(
+    q: tuple[Tensor, Tensor],
+    weights: Tensor,
+    keys: tuple[Tensor, Tensor],
+    visible: Tensor,
+    top_k: int,
+) -> Tensor:
+    """See `api.select_tokens_fp8`; bytes decoded one by one."""
+
+    def decoded(codes: Tensor, scale: Tensor) -> Tensor:
+        values = codes.view(torch.float8_e4m3fn).float()
+        factors = scale.view(torch.float8_e8m0fnu).float()
+        return values * factors.repeat_interleave(128, dim=-1)[..., : codes.shape[-1]]
+
+    return select_tokens_reference(decoded(*q), weights, decoded(*keys), visible, top_k)
