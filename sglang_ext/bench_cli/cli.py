@@ -19,13 +19,16 @@ Say = Callable[[str], None]
 
 
 def bench(
-    launch: Annotated[list[str], typer.Argument(metavar="-- LAUNCH ARGUMENTS", show_default=False)],
+    launch: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- LAUNCH ARGUMENTS]", show_default=False)
+    ] = None,
     algorithms: Annotated[
         list[str] | None, typer.Option("--with", help="ALGORITHM=DRAFT; may be repeated.")
     ] = None,
     gamma: Annotated[str, typer.Option(help="Drafts per round, e.g. 3,7; empty: default.")] = "",
     dataset: Annotated[
-        list[str] | None, typer.Option(help="random, or NAME=FILE; may be repeated.")
+        list[str] | None,
+        typer.Option(help="random, code, math, chat, or NAME=FILE; may be repeated."),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
     tool: Annotated[
@@ -34,20 +37,28 @@ def bench(
     input_tokens: Annotated[int, typer.Option(min=1, help="Of random prompts.")] = 256,
     output_tokens: Annotated[int, typer.Option(min=4, help="Of every answer.")] = 128,
     prompts: Annotated[int, typer.Option(min=1, help="Requests of a point.")] = 32,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Texts in the model's chat format (not random ids).")
+    ] = False,
     temperature: Annotated[
         float, typer.Option(callback=not_negative, help="Of every request.")
     ] = 0.0,
     out: Annotated[Path, typer.Option(help="Results; points in it are not repeated.")] = Path(
         "bench.json"
     ),
-    plot: Annotated[Path | None, typer.Option(help="A .png of the results.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Curves of the results, a .png.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="The table as Markdown, a .md.")] = None,
     first_port: Annotated[int, typer.Option(min=1024, max=65000)] = 31900,
 ) -> None:
     """Time SGLang's own benchmark tools over algorithms, gammas, data sets and concurrencies.
 
     LAUNCH ARGUMENTS are those of the server without speculation; the speculative flags come from
-    --with and --gamma. Before a speculative setting is timed, a short `sglang-ext lossless` run
-    must find nothing. Exit code: 0 all measured, 1 a setting failed that run, 2 could not measure.
+    --with and --gamma. Without them the built-in model is measured with both of its drafts on code,
+    math and chat: `sglang-ext bench --markdown table.md` makes the README's table.
+
+    Before a speculative setting is timed, a short `sglang-ext lossless` run must find nothing.
+
+    Exit code: 0 all measured, 1 a setting failed that run, 2 could not measure.
     """
     from sglang_ext.bench_cli import grid
     from sglang_ext.bench_cli.plots import plot as draw
@@ -60,9 +71,10 @@ def bench(
         typer.echo(line, err=True)
 
     try:
-        _check(launch)
+        _check(launch or [])
         output_file("--out", out)
         output_file("--plot", plot, (".png", ".svg", ".pdf"))
+        output_file("--markdown", markdown, (".md",))
         gammas = list(numbers("--gamma", gamma)) if gamma else [None]
         load = Load(
             tool=names("--tool", tool, TOOLS)[0],
@@ -70,13 +82,19 @@ def bench(
             output_tokens=output_tokens,
             prompts=prompts,
             temperature=temperature,
+            # The built-in model answers questions, and its drafts have learnt from such answers.
+            chat=chat or not launch,
         )
-        chosen = grid.settings(algorithms or [], gammas)
-        loads = grid.datasets(dataset or ["random"])
-        if load.tool == "one-batch" and any(one.path for one in loads):
+        usual = ["random"] if launch or load.tool == "one-batch" else list(grid.BUILT_IN)
+        loads = grid.datasets(dataset or usual)
+        if load.tool == "one-batch" and not all(one.is_random for one in loads):
             raise CannotTest(
-                "--dataset", expected="random with one-batch", found="a file", remedy="Drop it."
+                "--dataset", expected="random with one-batch", found=dataset, remedy="Drop it."
             )
+        if not launch:
+            launch, drafts = _built_in()
+            algorithms = algorithms or drafts
+        chosen = grid.settings(algorithms or [], gammas)
         points = grid.points(chosen, loads, numbers("--concurrency", concurrency))
         results = Results(out, launch, load)
         with ended_by_sigterm():
@@ -87,6 +105,8 @@ def bench(
             ]
         if plot is not None:
             draw(results.ratios(), plot)
+        if markdown is not None:
+            markdown.write_text(results.markdown(), encoding="utf-8")
     except (CannotTest, RefusedRequest, InputError) as error:
         say(f"could not measure: {error}")
         raise typer.Exit(2) from error
@@ -97,6 +117,22 @@ def bench(
     for name in refused:
         say(f"not timed, since it is not lossless: {name} (the reason is in {out})")
     raise typer.Exit(1 if refused else 0)
+
+
+def _built_in() -> tuple[list[str], list[str]]:
+    """Launch arguments of the built-in model, and its drafts as --with takes them."""
+    from sglang_ext.demo.prepare import PrepareError, prepare
+    from sglang_ext.lossless.errors import CannotTest
+
+    try:
+        paths = prepare()
+    except PrepareError as error:
+        raise CannotTest(
+            "built-in model", expected="to be there", found=error, remedy="Or name a --model-path."
+        ) from error
+    launch = ["--model-path", paths.target, "--dtype", "bfloat16", "--max-running-requests", "32"]
+    launch += ["--max-total-tokens", "32768"]
+    return launch, [f"DSPARK={paths.dspark}", f"DFLASH={paths.dflash}"]
 
 
 def _check(launch: list[str]) -> None:
@@ -130,6 +166,9 @@ def _one_setting(
     if not todo:
         return True
     argv = [*launch, *setting.flags]
+    if not any(part.startswith("--decode-log-interval") for part in argv):
+        # SGLang adds to its acceptance average whenever it logs, by default every 40 rounds.
+        argv += ["--decode-log-interval", "4"]
     if not results.passed(setting):
         code = _gate(setting, argv, results, load, first_port, say)
         if code == 1:

@@ -10,6 +10,7 @@ from sglang_ext.lossless.errors import CannotTest
 
 # Algorithms that draft without a checkpoint of their own.
 _NO_DRAFT = ("NGRAM", "NEXTN")
+BUILT_IN = ("code", "math", "chat")
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Dataset:
-    """name: in the results; path: a file as `bench_serving` reads it, None for random ids."""
+    """name: in the results; path: a file as `bench_serving` reads it.
+
+    Without a path: `random` ids, or the prompts of one of `BUILT_IN`, from `sglang-ext lossless`.
+    """
 
     name: str
     path: str | None = None
+
+    @property
+    def is_random(self) -> bool:
+        return self.path is None and self.name == "random"
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def settings(algorithms: Sequence[str], gammas: Sequence[int | None]) -> list[Se
 
 
 def datasets(given: Sequence[str]) -> list[Dataset]:
-    """`random` or NAME=FILE. Raises CannotTest."""
+    """`random`, a built-in set or NAME=FILE. Raises CannotTest."""
     from pathlib import Path
 
     found = []
@@ -88,10 +96,11 @@ def datasets(given: Sequence[str]) -> list[Dataset]:
             raise CannotTest(
                 "--dataset", expected="a file", found=path, remedy="Check the path in NAME=FILE."
             )
-        if not path and name != "random":
+        if not path and name not in ("random", *BUILT_IN):
             raise CannotTest(
                 "--dataset",
-                expected="random, or NAME=FILE with conversations as bench_serving reads them",
+                expected=f"random, {', '.join(BUILT_IN)}, or NAME=FILE with conversations as "
+                "bench_serving reads them",
                 found=repr(item),
                 remedy="No data set is downloaded; name a local file.",
             )

@@ -105,6 +105,44 @@ class Results:
             rows.append({**point, "ratio": speed / without if without and speed else None})
         return rows
 
+    def markdown(self) -> str:
+        """One row per load, the servers side by side; then what was measured with what."""
+        rows = self.ratios()
+        names = list(dict.fromkeys(_name(r) for r in rows if r["algorithm"] != "none"))
+        loads = list(dict.fromkeys((r["dataset"], r["concurrency"]) for r in rows))
+        found = {(r["dataset"], r["concurrency"], _name(r)): r for r in rows}
+        heads = [f"{n}, tok/s (ratio, acceptance length)" for n in names]
+        lines = [_row(["data", "at a time", "no speculation, tok/s", *heads])]
+        lines.append("|---" * (3 + len(names)) + "|")
+        for data, many in loads:
+            base = found.get((data, many, "none"))
+            cells = [data, str(many), f"{base['output_tokens_per_second']:.1f}" if base else "-"]
+            lines.append(_row([*cells, *(_cell(found.get((data, many, n))) for n in names)]))
+        machine, load = self.data["machine"], self.data["load"]
+        busy = [p["load_average"] for p in self.data["points"].values()]
+        said = f"{machine['device']}, {machine['cpus']} CPUs, SGLang {machine['sglang']}"
+        said += f", torch {machine['torch']}; {load['tool']}, {load['output_tokens']} tokens out"
+        said += f"; load average {min(busy):.1f} to {max(busy):.1f}" if busy else ""
+        passed = [name for name, gate in self.data["gates"].items() if gate["exit_code"] == 0]
+        return "\n".join([*lines, "", f"{said}. Lossless gate passed: {', '.join(passed)}.", ""])
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row["algorithm"] + ("" if row["gamma"] is None else f", {row['gamma']} drafts")
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    length = row.get("acceptance_length")
+    more = [f"{row['ratio']:.2f}x"] if row["ratio"] else []
+    more += [f"{length:.2f}"] if length else []
+    return f"{row['output_tokens_per_second']:.1f} ({', '.join(more)})"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
 
 def _machine() -> dict[str, Any]:
     from importlib.metadata import version

@@ -6,12 +6,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.bench_cli.grid import Point
+import httpx
+
+from sglang_ext.bench_cli.grid import Dataset, Point
 from sglang_ext.lossless.errors import CannotTest
+from sglang_ext.lossless.prompts import as_text, builtin
 
 TOOLS = ("serving", "one-batch")
 # Our name -> theirs.
@@ -34,13 +39,17 @@ _ONE_BATCH = {
 
 @dataclass(frozen=True)
 class Load:
-    """Shape of the requests. temperature: of every request; prompts: per point, serving only."""
+    """Shape of the requests. temperature: of every request; prompts: per point, serving only.
+
+    chat: texts are put into the model's chat format
+    """
 
     tool: str = "serving"
     input_tokens: int = 256
     output_tokens: int = 128
     prompts: int = 32
     temperature: float = 0.0
+    chat: bool = False
     seed: int = 1
     seconds: float = 3600
 
@@ -50,14 +59,23 @@ def measure(url: str, point: Point, load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sglang-ext-bench-") as folder:
         out = Path(folder, "result.jsonl")
         serving = load.tool == "serving"
-        command = _serving(url, point, load, out) if serving else _one_batch(url, point, load, out)
+        data = _file_of(point.dataset, load, Path(folder))
+        count = load.prompts if data is None else min(load.prompts, _requests_in(data))
+        command = (
+            _serving(url, point, replace(load, prompts=count), data, out)
+            if serving
+            else _one_batch(url, point, load, out)
+        )
+        counted = point.setting.algorithm != "none" and _forget_acceptance(url)
         raw = _run(command, out, load.seconds)
     fields = _SERVING if serving else _ONE_BATCH
     figures = {ours: raw.get(theirs) for ours, theirs in fields.items()}
-    if serving and figures["completed"] != load.prompts:
+    if not counted:
+        figures["acceptance_length"] = None
+    if serving and figures["completed"] != count:
         raise CannotTest(
             point.key,
-            expected=f"{load.prompts} requests answered",
+            expected=f"{count} requests answered",
             found=figures["completed"],
             remedy="Look into the server's log; a point with failures is not kept.",
         )
@@ -68,21 +86,64 @@ def measure(url: str, point: Point, load: Load) -> dict[str, Any]:
     return figures
 
 
-def _serving(url: str, point: Point, load: Load, out: Path) -> list[str]:
+def _forget_acceptance(url: str) -> bool:
+    """Start the server's average over all it has served anew; False where it cannot.
+
+    Both tools report that average. SGLang drops it when the threshold is set, here to what it is.
+    """
+    body = {"server_args": {"speculative_accept_threshold_acc": 1.0}}
+    with suppress(httpx.HTTPError):
+        answer = httpx.post(f"{url}/set_internal_state", json=body, timeout=60, trust_env=False)
+        return answer.status_code == 200
+    return False
+
+
+def _file_of(dataset: Dataset, load: Load, folder: Path) -> Path | None:
+    """The requests as a file: the user's, or a built-in set written out; None for random ids."""
+    if dataset.path is not None:
+        return Path(dataset.path)
+    if dataset.is_random:
+        return None
+    prompts = [as_text(p).text if p.messages else p.text for p in builtin((dataset.name,))]
+    lines = (
+        # The tool wants an answer beside each question and reads nothing of it.
+        json.dumps({"conversations": [{"content": text}, {"content": "An answer."}]})
+        for text in islice(cycle(prompts), load.prompts)
+    )
+    path = folder / f"{dataset.name}.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _requests_in(path: Path) -> int:
+    """At most as many can be asked; the tool leaves out what is too short or no conversation."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix == ".json":
+            return len(json.loads(text))
+    except ValueError as error:
+        raise CannotTest(
+            f"--dataset {path}", expected="JSON", found=error, remedy="Use ShareGPT's form."
+        ) from error
+    return sum(1 for line in text.splitlines() if line.strip())
+
+
+def _serving(url: str, point: Point, load: Load, data: Path | None, out: Path) -> list[str]:
     command = [
         *("-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url),
         *("--num-prompts", load.prompts, "--max-concurrency", point.concurrency),
         *("--seed", load.seed, "--temperature", load.temperature, "--warmup-requests", 1),
         *("--output-file", out, "--disable-tqdm", "--flush-cache"),
     ]
-    if point.dataset.path is None:
+    if data is None:
         command += ["--dataset-name", "random-ids", "--random-range-ratio", 1]
         command += ["--random-input-len", load.input_tokens]
         command += ["--random-output-len", load.output_tokens]
     else:
-        kind = "sharegpt" if point.dataset.path.endswith(".json") else "custom"
-        command += ["--dataset-name", kind, "--dataset-path", point.dataset.path]
+        kind = "sharegpt" if data.suffix == ".json" else "custom"
+        command += ["--dataset-name", kind, "--dataset-path", data]
         command += ["--sharegpt-output-len", load.output_tokens]
+        command += ["--apply-chat-template"] if load.chat else []
     return [str(part) for part in command]
 
 
@@ -91,7 +152,8 @@ def _one_batch(url: str, point: Point, load: Load, out: Path) -> list[str]:
         *("-m", "sglang.bench_one_batch_server", "--model", "None", "--base-url", url),
         *("--batch-size", point.concurrency, "--input-len", load.input_tokens),
         *("--output-len", load.output_tokens, "--temperature", load.temperature),
-        *("--result-filename", out, "--seed", load.seed, "--no-append-to-github-summary"),
+        *("--dataset-name", "random-ids", "--result-filename", out, "--seed", load.seed),
+        "--no-append-to-github-summary",
     ]
     return [str(part) for part in command]
 

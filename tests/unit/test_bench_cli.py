@@ -52,11 +52,18 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = Results(out, ARGV, load)
     assert first.missing(points) == points
     first.keep_point(points[0], _figures(10))
-    first.keep_point(points[2], _figures(15))
+    first.keep_point(points[2], _figures(15) | {"acceptance_length": 2.2})
     again = Results(out, ARGV, load)
     assert again.missing(points) == [points[1], *points[3:]]
     ratios = {(r["algorithm"], r["gamma"]): r["ratio"] for r in again.ratios()}
     assert ratios == {("none", None): 1.0, ("DSPARK", 3): 1.5}
+    assert again.markdown().splitlines()[:4] == [
+        "| data | at a time | no speculation, tok/s | DSPARK, 3 drafts, tok/s (ratio, acceptance "
+        "length) |",
+        "|---|---|---|---|",
+        "| random | 1 | 10.0 | 15.0 (1.50x, 2.20) |",
+        "",
+    ]
     plot(again.ratios(), tmp_path / "b.png")
     assert (tmp_path / "b.png").stat().st_size > 1000
 
