@@ -222,7 +222,9 @@ class DeepseekV4ForCausalLM(nn.Module):
         model = self.model
         hidden, captured, streams = model.run(input_ids, positions, forward_batch, input_embeds)
         # What the MTP module goes on from, in place of the collapsed hidden states.
-        handed = streams.flatten(1) if forward_batch.spec_algorithm.is_eagle() else None
+        # A forward that is only timed names no algorithm.
+        algorithm = forward_batch.spec_algorithm
+        handed = streams.flatten(1) if algorithm is not None and algorithm.is_eagle() else None
         return self.logits_processor(
             input_ids, hidden, self.lm_head, forward_batch, captured or None, handed
         )
