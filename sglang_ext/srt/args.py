@@ -100,6 +100,7 @@ def check_draft_is_there(server_args: Any) -> None:
 def target_facts(model_config: Any) -> TargetFacts:
     """What a draft is held to, from SGLang's ModelConfig of the target."""
     text = model_config.hf_text_config
+    architectures = model_config.hf_config.architectures or ()
     rope = getattr(text, "rope_parameters", None) or {}
     theta = getattr(text, "rope_theta", None) or rope.get("rope_theta")
     return TargetFacts(
@@ -107,7 +108,8 @@ def target_facts(model_config: Any) -> TargetFacts:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         rope_theta=theta,
-        outputs_captured=DEEPSEEK_V4 in (model_config.hf_config.architectures or ()),
+        # SGLang's name, or the one this package gives it.
+        outputs_captured=any(name.endswith(DEEPSEEK_V4) for name in architectures),
     )
 
 
