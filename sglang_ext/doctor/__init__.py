@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 from sglang_ext.doctor import machine
 from sglang_ext.doctor.report import Check, Report, guarded
 
@@ -13,6 +16,7 @@ def examine() -> Report:
     """
     from sglang_ext.doctor import serving
 
+    _hush()
     checks = guarded("packages", machine.packages) + guarded("device", machine.device)
     checks += guarded("memory", machine.memory) + guarded("ports", machine.ports)
     checks += guarded("variables", serving.variables)
@@ -24,6 +28,12 @@ def examine() -> Report:
     if any(c.state == "fail" for c in checks):
         return Report(checks, entries)
     return Report(checks, entries, serving.answers(), serving.kernels())
+
+
+def _hush() -> None:
+    """SGLang warns at import of what a machine lacks; the report says what of it matters."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("sglang").setLevel(logging.ERROR)
 
 
 __all__ = ["Check", "Report", "examine"]

@@ -52,11 +52,15 @@ def packages() -> Iterator[Check]:
 
 def _imports(name: str) -> Iterator[Check]:
     """Installed is not enough: DeepEP and FlashInfer are built for one CUDA and one torch."""
+    import torch
+
     try:
         __import__(name)
     except Exception as error:
         found = f"installed, cannot be imported: {error}"
-        yield Check(f"package {name}", "note", found[:200], f"Build {name} for this torch.")
+        # Where there is no GPU, nothing that is built would find one.
+        remedy = f"Build {name} for this torch." if torch.cuda.is_available() else ""
+        yield Check(f"package {name}", "note", found[:200], remedy)
     else:
         yield Check(f"package {name}", "ok", "importable")
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_ext.launcher.paths import demo_folder_names
 from tests.e2e.servers import BASE_ENV, FIRST_PORT
 from tests.tiny import make_draft, make_target
 
@@ -44,7 +43,7 @@ def _command(preset: str, *words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **BASE_ENV},
@@ -58,7 +57,7 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         process.wait(60)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_up(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + READY
     while time.monotonic() < deadline and " is up;" not in log.read_text():
         assert process.poll() is None, log.read_text()
@@ -66,7 +65,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
     assert " is up;" in log.read_text(), log.read_text()
 
 
-def _processes_with(words: str) -> list[int]:
+def processes_with(words: str) -> list[int]:
     """Processes whose command line or environment names this launch."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -94,26 +93,13 @@ def test_a_preset_serves_and_ctrl_c_leaves_no_process(
     if PRESETS[preset]:
         words += ["--set", f"speculative-draft-model-path={tiny[PRESETS[preset]]}"]
     log = tmp_path / "launch.log"
-    with _running(_command(preset, *words, "--set", "max-total-tokens=4096"), log) as process:
-        _wait(process, log)
+    with running(_command(preset, *words, "--set", "max-total-tokens=4096"), log) as process:
+        wait_until_up(process, log)
         assert _answers(PORT)
-        assert _processes_with(mark)
+        assert processes_with(mark)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0, log.read_text()
-    assert _processes_with(mark) == []
-
-
-def test_the_built_in_model_serves_from_its_preset(tmp_path: Path) -> None:
-    if not (Path(demo_folder_names()["target"]) / "config.json").is_file():
-        pytest.skip("`sglang-ext demo prepare` has not made the built-in model here")
-    mark, log = f"SGLANG_EXT_TEST_MARK={tmp_path}", tmp_path / "launch.log"
-    command = _command("demo-cpu-low-latency", "--set", mark, "--set", "max-total-tokens=4096")
-    with _running(command, log) as process:
-        _wait(process, log)
-        assert _answers(PORT).strip()
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    assert _processes_with(mark) == []
+    assert processes_with(mark) == []
 
 
 def test_a_failed_start_is_explained(tmp_path: Path) -> None:
