@@ -63,7 +63,11 @@ class FakeServer:
                 self.end_headers()
                 self.wfile.write(raw)
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            # Of connections that wait: on a busy machine more than the default five do.
+            request_queue_size = 128
+
+        self._http = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
     def __enter__(self) -> FakeServer:

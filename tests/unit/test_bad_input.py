@@ -139,7 +139,7 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
 ]  # fmt: skip
 # Options for which every value is one.
 ANY = {"--name", "--help", "--list", "--json", "--dry-run", "--explain", "--together", "--quiet",
-       "--additive", "--held-out", "--with-dspark", "--once", "--no-together", "--chat"}  # fmt: skip
+       "--additive", "--held-out", "--with-dspark", "--once", "--chat"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
