@@ -190,6 +190,20 @@ def test_guesses_equal_a_naive_module(tmp_path: Path, number: int) -> None:
         assert worst_difference(world, naive, seed=number) < TOLERANCE
 
 
+def test_in_bfloat16_the_shared_head_is_used(tmp_path: Path) -> None:
+    """Heads are packed when a model is loaded, before a draft gets its target's."""
+    target, naive, tensors = checkpoint(tmp_path, **CONFIGURATIONS[0])
+    generator = torch.Generator().manual_seed(3)
+    ids = random.Random(3).choices(range(256), k=20)
+    streams = torch.randn(20, naive.raw["hc_mult"], naive.raw["hidden_size"], generator=generator)
+    with model_world(target, "bfloat16") as world:
+        share(world, {name: value.bfloat16() for name, value in tensors.items()})
+        play = Requests(world, [ids], [streams.bfloat16()])
+        logits, _ = play.extend([20], ForwardMode.EXTEND)
+    wanted = naive(ids, streams)[0][-1]
+    assert float((logits[0] - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
+
+
 def _swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     enter = deepseek_v4_nextn.Module.enter
     monkeypatch.setattr(

@@ -32,6 +32,9 @@ class PackedLinearMethod(UnquantizedLinearMethod):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
+        self.pack(weight)
+
+    def pack(self, weight: Tensor) -> None:
         self.packed = PackedLinear(weight)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,9 +48,15 @@ class PackedHeadMethod(UnquantizedEmbeddingMethod):
     """An output head's method; rows of a tied table are still looked up in the original."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.packed = PackedLinear(weight)
+        self.pack(weight)
+
+    def pack(self, weight: Tensor) -> None:
+        self.packed, self._source = PackedLinear(weight), weight.data_ptr()
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        # A draft may have been given its target's head since.
+        if layer.weight.data_ptr() != self._source:
+            self.pack(layer.weight)
         out = _product(self.packed, x.to(layer.weight.dtype))
         return out if bias is None else out.add_(bias)
 
@@ -97,4 +106,4 @@ def repack(model: Any) -> None:
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, PackedLinearMethod | PackedHeadMethod):
-            method.packed = PackedLinear(module.weight)
+            method.pack(module.weight)

@@ -89,6 +89,10 @@ class DeepseekV4ForCausalLMNextN(nn.Module):
         """Share the target's embedding and head, this rank's shards."""
         self.embed.weight, self.lm_head.weight = embed, head
 
+    def set_lm_head_from_target(self, lm_head: nn.Module) -> None:
+        """Speak with the target's head itself, whatever has been made of its weight."""
+        self.lm_head = lm_head
+
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Any:
         """Logits, and the module's streams [tokens, n * hidden] as hidden states.
