@@ -44,7 +44,7 @@ def fit(path: Path, target: Path, *, steps: int = 300, seed: int = 5) -> Path:
     with torch.no_grad():
         states = model(ids, output_hidden_states=True).hidden_states
     draft = ReferenceDraft.load(path, model.get_input_embeddings().weight.detach(), _head(model))
-    features = torch.cat([states[i + 1] for i in draft.layer_ids], dim=-1)
+    features = torch.cat([_feature(states[i + 1]) for i in draft.layer_ids], dim=-1)
     fixed = {"d2t"}
     trained = {k: v.requires_grad_() for k, v in draft.tensors.items() if k not in fixed}
     optimiser = torch.optim.Adam(trained.values(), lr=4e-3)
@@ -62,6 +62,11 @@ def fit(path: Path, target: Path, *, steps: int = 300, seed: int = 5) -> Path:
         metadata={"format": "pt"},
     )
     return path
+
+
+def _feature(output: Tensor) -> Tensor:
+    """A layer's output [sequences, length, hidden]; of several streams a token, their mean."""
+    return output.mean(dim=2) if output.dim() == 4 else output
 
 
 def _head(model: object) -> Tensor:
