@@ -109,6 +109,9 @@ def context_parallel_limits(v: View) -> Complaints:
             "context parallelism needs --enable-prefill-cp and a --cp-strategy.",
             "Add both: --enable-prefill-cp --cp-strategy interleave.",
         )
+    if v.on_cpu:
+        # What follows is about SGLang's own DeepSeek models, which need CUDA.
+        return
     if (v.is_v4 or v.is_v32) and strategy == "zigzag":
         yield (
             f"{v.launch.model.name} reindexes its sparse keys in interleaved order.",
@@ -125,7 +128,7 @@ def context_parallel_limits(v: View) -> Complaints:
             "DeepSeek-V4 gives the whole tp group to context parallelism.",
             f"Use --attn-cp-size {v.sizes.tp} and no --attn-dp-size.",
         )
-    if v.algorithm and not v.on_cpu:
+    if v.algorithm:
         yield (
             f"{v.algorithm} drafts from the whole prompt's features, which context parallelism "
             "splits.",

@@ -9,8 +9,9 @@ from sglang_ext.launcher.view import View
 OURS = ("DSPARK", "DFLASH")
 # SGLang 0.5.23's, by the name that --speculative-algorithm takes.
 ALGORITHMS = (*OURS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "UNO")
-# All-to-all backends over which DeepSeek-V4's own draft runs under data-parallel attention: the
-# worker of SGLang takes no other, and ours, which does, has not been run with it.
+# All-to-all backends over which DeepSeek-V4's own draft runs under data-parallel attention on a
+# GPU: the worker of SGLang takes no other, and ours, which does, has been run with it on a CPU
+# only.
 DRAFTABLE_A2A = ("none", "megamoe", "mori")
 
 
@@ -39,15 +40,10 @@ def attention_groups_can_draft(v: View) -> Iterator[tuple[str, str]]:
             f"{v.algorithm} borrows the target's head, which a group must have to itself.",
             "Add --enable-dp-lm-head.",
         )
-    if v.is_v4 and v.algorithm == "DSPARK" and v.a2a not in DRAFTABLE_A2A:
+    if v.is_v4 and not v.on_cpu and v.algorithm == "DSPARK" and v.a2a not in DRAFTABLE_A2A:
         yield (
             f"DeepSeek-V4's DSPARK does not draft over {v.a2a} under data-parallel attention.",
             f"Use --moe-a2a-backend {' or '.join(DRAFTABLE_A2A)}, or drop one of the two.",
-        )
-    if v.on_cpu and (v.is_v4 or v.is_v32):
-        yield (
-            f"{v.launch.model.name} has no data-parallel attention on a CPU.",
-            "Use --attn-dp-size 1.",
         )
 
 
