@@ -114,6 +114,8 @@ def bench(
         say(f"ended by the user; run it again to go on from {out}")
         raise typer.Exit(2) from None
     _show(results)
+    if warning := results.unsteady():
+        say(f"note: {warning}")
     for name in refused:
         say(f"not timed, since it is not lossless: {name} (the reason is in {out})")
     raise typer.Exit(1 if refused else 0)

@@ -1,4 +1,4 @@
-"""Tokens per second and their ratio by concurrency, a panel per data set."""
+"""Speed, ratio, time per token and acceptance by concurrency, a column per data set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ext.lossless.errors import CannotTest
+
+# Rows of panels, from the top: label of the axis, field of a result.
+_PANELS = (
+    ("output tokens / s", "output_tokens_per_second"),
+    ("/ no speculation", "ratio"),
+    ("TPOT, ms", "median_tpot_ms"),
+    ("acceptance length", "acceptance_length"),
+)
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -21,17 +29,25 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     names = sorted({row["dataset"] for row in rows})
     figure, panels = pyplot.subplots(
-        2, len(names), figsize=(4.2 * len(names), 6), squeeze=False, layout="constrained"
+        len(_PANELS),
+        len(names),
+        figsize=(4.2 * len(names), 10),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
     )
+    steps = sorted({row["concurrency"] for row in rows})
     for column, name in enumerate(names):
         for label, lines in _lines([row for row in rows if row["dataset"] == name]).items():
             at = [row["concurrency"] for row in lines]
-            speed = [row["output_tokens_per_second"] for row in lines]
-            panels[0][column].plot(at, speed, "o-", label=label)
-            ratios = [row["ratio"] or float("nan") for row in lines]
-            panels[1][column].plot(at, ratios, "o-", label=label)
-        panels[0][column].set(title=name, ylabel="output tokens / s", xscale="log")
-        panels[1][column].set(xlabel="concurrency", ylabel="/ no speculation", xscale="log")
+            for panel, (_, field) in zip(panels[:, column], _PANELS, strict=True):
+                panel.plot(at, [row.get(field) or float("nan") for row in lines], "o-", label=label)
+        for panel, (title, _) in zip(panels[:, column], _PANELS, strict=True):
+            panel.set(ylabel=title, xscale="log")
+            panel.set_xticks(steps, [str(step) for step in steps])
+            panel.minorticks_off()
+        panels[0][column].set_title(name)
+        panels[-1][column].set_xlabel("concurrency")
         panels[0][column].legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

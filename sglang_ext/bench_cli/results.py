@@ -124,7 +124,18 @@ class Results:
         said += f", torch {machine['torch']}; {load['tool']}, {load['output_tokens']} tokens out"
         said += f"; load average {min(busy):.1f} to {max(busy):.1f}" if busy else ""
         passed = [name for name, gate in self.data["gates"].items() if gate["exit_code"] == 0]
-        return "\n".join([*lines, "", f"{said}. Lossless gate passed: {', '.join(passed)}.", ""])
+        said += f". Lossless gate passed: {', '.join(passed) or 'none'}."
+        return "\n".join([*lines, "", f"{said} {self.unsteady()}".rstrip(), ""])
+
+    def unsteady(self) -> str:
+        """What speaks against the ratios: other work on the machine, more of it at some points."""
+        busy = [p["load_average"] for p in self.data["points"].values()]
+        if not busy or max(busy) < 1.5 * min(busy) or max(busy) <= self.data["machine"]["cpus"]:
+            return ""
+        return (
+            f"The machine was busier at some points than at others (load {min(busy):.1f} to "
+            f"{max(busy):.1f}): the ratios say little, measure again on an idle one."
+        )
 
 
 def _name(row: dict[str, Any]) -> str:
