@@ -24,6 +24,14 @@ HF_TYPES = [
     "heavily_compressed_attention",
 ]
 
+
+def _nested(**more: Any) -> dict[str, Any]:
+    """YaRN as transformers spells it."""
+    yarn = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 64}
+    main = {"rope_type": "default", "rope_theta": 10000.0}
+    return {"main": main, "compress": {"rope_theta": 160000.0, **yarn, **more}}
+
+
 WRONG = [
     ({"compress_ratios": [0, 0, 4, 64]}, "compress_ratios", "one of 0, 4, 128"),
     ({"compress_ratios": [0, 0, 4]}, "compress_ratios", "4 layers"),
@@ -42,6 +50,13 @@ WRONG = [
         "original_max_position_embeddings",
         "positive number",
     ),
+    ({"rope_parameters": _nested()}, "rope_parameters.compress", "attention_factor 1"),
+    ({"rope_parameters": _nested(attention_factor=1.2)}, "rope_parameters.compress", "factor 1"),
+    (
+        {"rope_parameters": _nested(attention_factor=1.0, partial_rotary_factor=0.5)},
+        "partial_rotary_factor",
+        "0.25, qk_rope_head_dim 8",
+    ),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "fp8"),
     ({"dspark_block_size": 5}, "dspark_target_layer_ids", "layers 0 to 3"),
 ]
@@ -53,6 +68,13 @@ def test_wrong_fields_are_named(change: dict[str, Any], field: str, expected: st
         parse(tiny_config(4) | change)
     assert field in str(caught.value)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{"attention_factor": 1.0}, {"mscale": 1, "mscale_all_dim": 1}])
+def test_yarn_without_a_factor_on_the_rotation(more: dict[str, Any]) -> None:
+    yarn = parse(tiny_config(4) | {"rope_parameters": _nested(**more)}).yarn
+    assert yarn is not None
+    assert yarn.factor == 16
 
 
 def test_missing_fields_are_named() -> None:

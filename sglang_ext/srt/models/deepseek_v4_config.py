@@ -245,13 +245,35 @@ def _rope(read: Fields) -> tuple[float, float, Yarn | None]:
                 found=main,
                 remedy=OTHER_VARIANT,
             )
+        _same_width(read, main, compress)
         theta = read.positive("rope_parameters.main.rope_theta", main.get("rope_theta", MISSING))
         name = "rope_parameters.compress"
         compress_theta = read.positive(f"{name}.rope_theta", compress.get("rope_theta", MISSING))
-        return theta, compress_theta, _yarn(read, name, compress)
+        return theta, compress_theta, _yarn(read, name, _with_factor(compress))
     scaling = read.raw.get("rope_scaling") or {}
     yarn = _yarn(read, "rope_scaling", scaling)
     return read.number("rope_theta"), read.number("compress_rope_theta"), yarn
+
+
+def _same_width(read: Fields, *parts: Mapping[str, Any]) -> None:
+    """transformers takes the width of a rotation from its own fields, not from the others."""
+    rope, dim = _rope_width(read), read.integer("head_dim", 2)
+    for part in parts:
+        share = part.get("partial_rotary_factor")
+        if share is not None and int(dim * share) != rope:
+            raise DeepseekV4ConfigError(
+                "rope_parameters.partial_rotary_factor",
+                expected=f"{rope / dim}, qk_rope_head_dim {rope} over head_dim {dim}",
+                found=share,
+            )
+
+
+def _with_factor(compress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers multiplies the rotation of its own spelling by a derived factor unless told."""
+    mscale, all_dim = (compress.get(key) for key in ("mscale", "mscale_all_dim"))
+    if compress.get("attention_factor") is not None or (mscale and mscale == all_dim):
+        return compress
+    return {**compress, "attention_factor": "none, which transformers takes for 0.1 ln(factor) + 1"}
 
 
 def _yarn(read: Fields, name: str, scaling: Mapping[str, Any]) -> Yarn | None:
