@@ -19,6 +19,10 @@ CP2 = ("--tp-size", "2", "--attn-cp-size", "2", "--enable-prefill-cp", "--cp-str
 MEETS: dict[str, tuple[str, ...]] = {
     "two-batch without exchange": (*DP2, "--enable-two-batch-overlap"),
     "two-batch with cp": (*CP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
+    "two-batch with speculation": (
+        *(*DP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
+        *("--speculative-algorithm", "NGRAM"),
+    ),
     "single-batch": (*DP2, *DEEPEP, "--enable-single-batch-overlap"),
     "eplb with low latency": (*DP2, *DEEPEP, "--enable-eplb"),
     "exchange": (*DP2, "--moe-a2a-backend", "mooncake"),
@@ -26,16 +30,7 @@ MEETS: dict[str, tuple[str, ...]] = {
     "decode cp": ("--tp-size", "2", "--dcp-size", "2"),
     "moe dp": ("--tp-size", "2", "--moe-dp-size", "2"),
 }
-WITH_DRAFT: dict[str, tuple[str, ...]] = {
-    "two-batch with speculation": (
-        *DP2,
-        *DEEPEP,
-        "--deepep-mode",
-        "normal",
-        "--enable-two-batch-overlap",
-    ),
-    "pipeline with speculation": ("--pp-size", "2"),
-}
+WITH_DRAFT: dict[str, tuple[str, ...]] = {"pipeline with speculation": ("--pp-size", "2")}
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,16 @@ def _cp_mask_shifted() -> None:
     portable.local_rows = faulty
 
 
+def _second_half_without_first() -> None:
+    """The request at the cut of a verification starts anew in the second half."""
+    from sglang_ext.srt.parallel import two_batch_verify
+
+    two_batch_verify._share_request = lambda *_: None
+
+
 LAYOUT_FAULTS: dict[str, Callable[[], None]] = {
     "combine without other ranks": _combine_without_other_ranks,
     "expert weights stay": _expert_weights_stay,
     "CP mask shifted": _cp_mask_shifted,
+    "second half without the first": _second_half_without_first,
 }

@@ -14,6 +14,7 @@ from sglang_ext.core.support import (
     ALGORITHMS,
     COVERED,
     DENSE,
+    DSPARK,
     EXPERTS,
     LAYOUTS,
     NONE,
@@ -37,6 +38,12 @@ ALL = os.environ.get("SGLANG_EXT_TEST_MATRIX") == "1"
 # model -> what `tests.tiny` calls it
 KINDS = {DENSE: "qwen3", EXPERTS: "qwen3_moe", V32: "deepseek_v32", V4: "deepseek_v4"}
 DRAFTS = {"DSPARK": "vanilla", "DFLASH": "zlab"}
+# What a verification in two batches meets.
+HALVES = (
+    "two-batch split of a verification",
+    "two-batch split inside a verified request",
+    "two-batch split with an empty half",
+)
 
 
 def _runs() -> list[tuple[str, str, str]]:
@@ -105,7 +112,8 @@ def test_same_tokens_as_one_rank(
 def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
     """The layout did what its name says at least once, and nothing is left behind."""
     log = server.log()
-    for event in where.shows:
+    halves = "--enable-two-batch-overlap" in where.flags and algorithm != NONE
+    for event in (*where.shows, *(HALVES if halves else ())):
         assert f"layout: first {event}" in log, event
     if "--enable-eplb" in where.flags:
         assert log.count("[EPLBManager] rebalance end") >= where.ranks
@@ -115,21 +123,22 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
     assert server.client.settle() == 0
 
 
-# fault -> the layout and the model that must show it
+# fault -> the layout, the model and the algorithm that must show it
 CONTROLS = {
-    "combine without other ranks": ("ep2 deepep normal", EXPERTS),
-    "expert weights stay": ("eplb static", EXPERTS),
-    "CP mask shifted": ("cp2 zigzag", DENSE),
+    "combine without other ranks": ("ep2 deepep normal", EXPERTS, NONE),
+    "expert weights stay": ("eplb static", EXPERTS, NONE),
+    "CP mask shifted": ("cp2 zigzag", DENSE, NONE),
+    "second half without the first": ("two-batch overlap", EXPERTS, DSPARK),
 }
 
 
 @pytest.mark.parametrize("fault", CONTROLS)
 def test_a_planted_fault_is_seen(stand: Stand, fault: str) -> None:
     """The comparison above can fail: each of these makes it, in some workload."""
-    name, model = CONTROLS[fault]
+    name, model, algorithm = CONTROLS[fault]
     where = layout(name)
     expected = {workload: _expected(stand, model, workload) for workload in RUNS}
-    server = _server(stand, where, model, NONE, fault)
+    server = _server(stand, where, model, algorithm, fault)
     got = {workload: run(server.client, where.attention_dp) for workload, run in RUNS.items()}
     stand.pool.drop(server.spec)
     assert got != expected

@@ -20,7 +20,7 @@ from sglang.srt.arg_groups.overrides import (
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.environ import envs
 
-from sglang_ext.core.support import REFUSALS
+from sglang_ext.core.support import ALGORITHMS, REFUSALS
 
 logger = logging.getLogger(__name__)
 SOURCE = "sglang_ext.layout_args"
@@ -45,10 +45,6 @@ _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
         lambda c: c.enable_two_batch_overlap and (c.attn_cp_size or 1) > 1,
         lambda c: f"--attn-cp-size {c.attn_cp_size}",
     ),
-    "two-batch with speculation": (
-        lambda c: c.enable_two_batch_overlap and c.speculative_algorithm is not None,
-        lambda c: f"--speculative-algorithm {c.speculative_algorithm}",
-    ),
     "single-batch": (lambda c: c.enable_single_batch_overlap, lambda c: "it set"),
     "eplb with low latency": (
         lambda c: c.enable_eplb and c.moe_a2a_backend == "deepep" and c.deepep_mode != "normal",
@@ -68,8 +64,16 @@ def check_layout(server_args: Any) -> None:
     for name, (applies, found) in _WHEN.items():
         if applies(cfg):
             raise LayoutError(REFUSALS[name].message(found(cfg)))
+    if cfg.enable_two_batch_overlap and cfg.speculative_algorithm is not None:
+        _check_overlapped_speculation(server_args, str(cfg.speculative_algorithm))
     if cfg.enable_prefill_cp:
         _check_context_parallel(server_args)
+
+
+def _check_overlapped_speculation(server_args: Any, algorithm: str) -> None:
+    model = model_config_of(server_args).hf_config.architectures[0]
+    if algorithm not in ALGORITHMS or model != "Qwen3MoeForCausalLM":
+        raise LayoutError(REFUSALS["two-batch with speculation"].message(f"{algorithm} on {model}"))
 
 
 def _check_context_parallel(server_args: Any) -> None:

@@ -418,9 +418,13 @@ class BlockSpecWorker(BaseSpecWorker):
 
     def _forward_verify(self, batch: Any, verify: Any, rows: int) -> Any:
         """The target's pass over `rows` rows here and whatever the other DP ranks bring."""
-        forward_batch, _ = verify.prepare_for_verify(batch, self._target_worker)
+        # Halves are cut after padding, so under two-batch overlap attention is planned then.
+        in_halves = batch.tbo_split_seq_index is not None
+        forward_batch, _ = verify.prepare_for_verify(
+            batch, self._target_worker, defer_metadata_init=in_halves
+        )
         set_rows(forward_batch, rows, self.slots)
-        if rows:
+        if rows and not in_halves:
             forward_batch.mark_forward_metadata_ready()
         out = self._target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
