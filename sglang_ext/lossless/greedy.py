@@ -120,7 +120,7 @@ def repeated_check(
     judge, expected = Judge(base, reference.bound), reference.answers[prompt.name]
     found = judged(judge, [prompt] * count, [expected] * count, answers, concurrency)
     kinds = len({answer.keys for answer in answers})
-    scope = f"the same prompt {count} times, {kinds} different answers"
+    scope = f"the same prompt {count} times, {kinds} different answer{'s' * (kinds != 1)}"
     return verdict(f"greedy, one prompt {count} times", "greedy", found, scope)
 
 
