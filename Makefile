@@ -14,7 +14,7 @@ help:
 	@echo "make test [TIERS=tests/unit]  lint, types and tests"
 	@echo "make test-matrix          every parallel layout with every algorithm (half an hour)"
 	@echo "make lint                 ruff and mypy"
-	@echo "make bench                the speed table of the README"
+	@echo "make bench [ARGS=...]     the speed table of the README, to bench.md"
 	@echo "VENV=/path/to/venv keeps the environment elsewhere."
 
 $(STAMP): pyproject.toml
@@ -43,7 +43,7 @@ test-unit: venv
 	$(PY) -m pytest tests/unit
 
 bench: venv
-	$(PY) -m bench.ratios $(ARGS)
+	$(VENV)/bin/sglang-ext bench --markdown bench.md $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
