@@ -58,7 +58,7 @@ def drawn(number: int) -> dict[str, Any]:
         "n_shared_experts": rng.choice((1, 2)),
         "norm_topk_prob": rng.random() < 0.7,
         # One index head leaves many scores exactly zero, so the tie rule decides often.
-        "index_n_heads": rng.choice((1, 2, 8)),
+        "index_n_heads": (1, 2, 8, 16)[rng.randrange(3) if number % 4 else 3],
         "index_head_dim": rng.choice((rope, rope + 3, 16 + rope)),
         "index_topk": (1, 2, 3, 5, 7, 16, 64, 512)[number % 8],
         "rope_scaling": YARN if number % 3 == 0 else None,
@@ -67,10 +67,11 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 def prompts(number: int, top_k: int) -> list[list[int]]:
-    """Lengths 1..9, around top_k, and up to 300."""
+    """Lengths 1..9, around top_k, and up to 300, or 600 for every fourth number."""
     rng = random.Random(number)
     around = [n for n in (top_k - 1, top_k, top_k + 1, top_k + 2) if 0 < n <= 300]
-    lengths = [*LENGTHS, *around, rng.randint(20, 120), rng.randint(200, 300)]
+    long = rng.randint(200, 300) if number % 4 else rng.randint(300, 588)
+    lengths = [*LENGTHS, *around, rng.randint(20, 120), long]
     return [rng.choices(range(256), k=n + 12) for n in lengths]
 
 
@@ -119,6 +120,20 @@ def test_logits_and_greedy_tokens_equal_transformers(tmp_path: Path, number: int
             assert worst < TOLERANCE
             if len(batch) > 8:
                 assert check_piecewise(world, hf, batch[8:], seed=number + 1) < TOLERANCE
+
+
+def test_three_hundred_decode_steps_equal_one_prefill(tmp_path: Path) -> None:
+    path = write(tmp_path / "target", seed=1, mixing=1.0, index_topk=16, index_n_heads=16)
+    save_tokenizer(path)
+    sequence = random.Random(5).choices(range(256), k=310)
+    expected = hf_logits(load_hf(path), sequence)
+    with model_world(path, "float32") as world:
+        play = Sequences(world, [sequence])
+        play.extend({0: 10})
+        for position in range(10, 310):
+            found = play.decode([0])[0]
+            assert float((found - expected[position]).abs().max()) < TOLERANCE, position
+            assert found.argmax() == expected[position].argmax(), position
 
 
 def test_rows_do_not_depend_on_their_company(tmp_path: Path) -> None:

@@ -15,17 +15,21 @@ import pytest
 import torch
 
 from sglang_ext.core import compress as core_compress
-from sglang_ext.core.rope import rotate_half_split
+from sglang_ext.core import indexer_v4
+from sglang_ext.core.indexer_v32 import hadamard
+from sglang_ext.core.rope import rotate_half_split, rotate_trailing_pairs
 from sglang_ext.srt.attention import dsv4, row_map
-from sglang_ext.srt.models import deepseek_v4_attention
+from sglang_ext.srt.models import deepseek_v4, deepseek_v4_attention
 from sglang_ext.tiny_model.deepseek_v4 import write
 from tests.adapters.model_world import ModelWorld, model_world
-from tests.oracle.v4 import hf_logits, load_hf
+from tests.oracle.v4 import hf_logits, hf_logits_float64, load_hf
 from tests.oracle.v32 import Sequences
 
 pytestmark = pytest.mark.oracle
 
 CONFIGURATIONS = 40
+# Compressed layers with head_dim 2.
+TWO_WIDE = (6, 10, 34)
 TAIL = 12
 TOLERANCE = 1e-4
 YARN = {
@@ -71,11 +75,10 @@ def drawn(number: int) -> dict[str, Any]:
 def prompts(number: int) -> list[list[int]]:
     """Lengths around the ends of CSA and HCA blocks; one up to 600."""
     rng = random.Random(number)
-    lengths = (*rng.sample(range(1, 10), 3), rng.randint(127, 131), rng.randint(255, 259))
-    batch = [rng.choices(range(256), k=n + TAIL) for n in lengths]
-    if number % 4 == 0:
-        batch.append(rng.choices(range(256), k=rng.randint(300, 450)))
-    return batch
+    # The pool holds 1,024 tokens.
+    last = rng.randint(300, 600 - TAIL) if number % 4 == 0 else rng.randint(255, 259)
+    lengths = (*rng.sample(range(1, 10), 3), rng.randint(127, 131), last)
+    return [rng.choices(range(256), k=n + TAIL) for n in lengths]
 
 
 def check_piecewise(
@@ -86,9 +89,12 @@ def check_piecewise(
     *,
     same_tokens: bool = True,
 ) -> float:
-    """Largest difference to HF over a random way of feeding `sequences`."""
+    """Largest difference to HF over a random way of feeding `sequences`.
+
+    hf: the model, or its logits for each sequence.
+    """
     rng, worst = random.Random(seed), 0.0
-    expected = [hf_logits(hf, s) for s in sequences]
+    expected = hf if isinstance(hf, list) else [hf_logits(hf, s) for s in sequences]
     play = Sequences(world, sequences)
 
     def compare(request: int, position: int, logits: torch.Tensor) -> None:
@@ -116,29 +122,30 @@ def check_piecewise(
     return worst
 
 
-@torch.no_grad()
-def rounding_of_weights(path: Path, sequences: list[list[int]]) -> float:
-    """How far HF's own logits move when every weight moves by at most one unit in its last place.
-
-    Norms over two numbers make a few drawn models so sensitive that 1e-4 of logits around 30 is
-    less than float32 can promise; no order of summation is right to that point there.
-    """
-    exact, moved = load_hf(path), load_hf(path)
-    generator = torch.Generator().manual_seed(0)
-    for weight in moved.parameters():
-        noise = 2 * torch.rand(weight.shape, generator=generator) - 1
-        weight.mul_(1 + 2.0**-23 * noise)
-    return max(float((hf_logits(moved, s) - hf_logits(exact, s)).abs().max()) for s in sequences)
-
-
-@pytest.mark.parametrize("number", range(CONFIGURATIONS))
+@pytest.mark.parametrize("number", sorted(set(range(CONFIGURATIONS)) - set(TWO_WIDE)))
 def test_logits_equal_transformers(tmp_path: Path, number: int) -> None:
     path = write(tmp_path / "target", seed=number, mixing=1.0, **drawn(number))
     hf = load_hf(path)
     with model_world(path, "float32") as world:
-        worst = check_piecewise(world, hf, prompts(number), seed=number)
-    if worst >= TOLERANCE:
-        assert worst < 3 * rounding_of_weights(path, prompts(number))
+        assert check_piecewise(world, hf, prompts(number), seed=number) < TOLERANCE
+
+
+@pytest.mark.parametrize("number", TWO_WIDE)
+def test_norms_over_two_numbers_against_float64(tmp_path: Path, number: int) -> None:
+    """Where float32 itself promises less than the tolerance, float64 is the judge.
+
+    head_dim is 2 in these: a norm over two numbers that are both small divides by little, and
+    transformers' own float32 logits (around 30) are up to 1.5e-4 from its float64 ones.
+    """
+    assert drawn(number)["head_dim"] == 2
+    path = write(tmp_path / "target", seed=number, mixing=1.0, **drawn(number))
+    hf, sequences = load_hf(path), prompts(number)
+    low = [hf_logits(hf, s) for s in sequences]
+    exact = [hf_logits_float64(hf, s) for s in sequences]
+    allowed = max(float((a - b).abs().max()) for a, b in zip(low, exact, strict=True))
+    with model_world(path, "float32") as world:
+        worst = check_piecewise(world, exact, sequences, seed=number)
+    assert worst < max(TOLERANCE, 2 * allowed)
 
 
 def test_three_hundred_decode_steps_equal_one_prefill(tmp_path: Path) -> None:
@@ -192,8 +199,47 @@ def _half_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepseek_v4_attention, "rotate_trailing_pairs", rotate)
 
 
+def _indexer_half_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rotate(x: Any, cos: Any, sin: Any) -> torch.Tensor:
+        width = 2 * cos.shape[-1]
+        turned = rotate_half_split(x[..., -width:], cos, sin)
+        return torch.cat((x[..., :-width], turned), dim=-1)
+
+    monkeypatch.setattr(indexer_v4, "rotate_trailing_pairs", rotate)
+
+
+def _indexer_rotates_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rotate(x: Any, cos: Any, sin: Any) -> torch.Tensor:
+        return rotate_trailing_pairs(x.flip(-1), cos, sin).flip(-1)
+
+    monkeypatch.setattr(indexer_v4, "rotate_trailing_pairs", rotate)
+
+
+def _hadamard_on_queries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = deepseek_v4_attention.index_query
+    monkeypatch.setattr(deepseek_v4_attention, "index_query", lambda *a: hadamard(real(*a)))
+
+
+def _streams_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = deepseek_v4.hc_post
+    monkeypatch.setattr(
+        deepseek_v4, "hc_post", lambda y, s, post, comb: real(y, s, post, comb.transpose(1, 2))
+    )
+
+
 @pytest.mark.parametrize(
-    "fault", [_late_by_one, _early_by_one, _no_block_before, _entry_kept, _half_split]
+    "fault",
+    [
+        _late_by_one,
+        _early_by_one,
+        _no_block_before,
+        _entry_kept,
+        _half_split,
+        _indexer_half_split,
+        _indexer_rotates_first,
+        _hadamard_on_queries_alone,
+        _streams_swapped,
+    ],
 )
 def test_planted_faults_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]

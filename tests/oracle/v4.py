@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -49,3 +51,36 @@ def hf_streams(model: Any, ids: Sequence[int]) -> Tensor:
     hf_logits(model, ids)
     hook.remove()
     return kept[0]
+
+
+def hf_logits_float64(model: Any, ids: Sequence[int]) -> Tensor:
+    """`hf_logits` with every product, sum and norm in float64; the angles stay as they are."""
+    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as hf
+
+    to, narrow, softmax = torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax
+    rotary = hf.DeepseekV4RotaryEmbedding.forward
+
+    def wide_to(x: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if dtype is not None:
+            kwargs["dtype"] = torch.float64 if dtype is torch.float32 else dtype
+        return to(x, *args, **kwargs)
+
+    def wide_softmax(x: Tensor, dim: Any = None, dtype: Any = None, **kwargs: Any) -> Tensor:
+        return softmax(x, dim=dim, dtype=torch.float64)
+
+    def angles(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # In float32 on purpose: both sides round the product of position and frequency.
+        with mock.patch.multiple(torch.Tensor, float=narrow, to=to):
+            parts = rotary(self, to(x, torch.float32), *args, **kwargs)
+        return tuple(part.double() for part in parts)
+
+    wide = copy.deepcopy(model).double()
+    # The fused experts know no float64.
+    wide.set_experts_implementation("eager")
+    with (
+        mock.patch.object(hf.DeepseekV4RotaryEmbedding, "forward", angles),
+        mock.patch.multiple(torch.Tensor, float=torch.Tensor.double, to=wide_to),
+        mock.patch("torch.nn.functional.softmax", wide_softmax),
+    ):
+        return hf_logits(wide, ids)

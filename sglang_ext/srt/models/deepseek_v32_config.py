@@ -190,6 +190,12 @@ def _rope(read: Fields) -> Rope:
         theta = read.positive(
             f"{name}.rope_theta", scaling.get("rope_theta", read.get("rope_theta"))
         )
+    if scaling.get("partial_rotary_factor", 1) not in (None, 1):
+        raise DeepseekV32ConfigError(
+            f"{name}.partial_rotary_factor",
+            expected="1: qk_rope_head_dim is rotated as a whole",
+            found=scaling["partial_rotary_factor"],
+        )
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta)
