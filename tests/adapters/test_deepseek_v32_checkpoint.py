@@ -81,6 +81,10 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"rope_scaling": {"type": "yarn", "factor": 4}},
         ("original_max_position_embeddings", "positive number", "nothing"),
     ),
+    "rope in part": (
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        ("partial_rotary_factor", "expected 1", "0.5"),
+    ),
     "rope wider than the index": ({"qk_rope_head_dim": 32}, ("qk_rope_head_dim", "16", "32")),
     "quantisation": (
         {"quantization_config": {"quant_method": "awq"}},
