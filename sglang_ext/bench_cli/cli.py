@@ -238,7 +238,7 @@ def _show(results: Results) -> None:
             _figure(row.get("median_ttft_ms")),
             _figure(row.get("acceptance_length"), 2),
         )
-    Console().print(table)
+    Console(width=None if Console().is_terminal else 140).print(table)
 
 
 def _figure(value: float | None, digits: int = 1) -> str:
