@@ -1,7 +1,8 @@
 """Writes the planner's presets under `launch/presets`: `python -m sglang_ext.planner.preset_files`.
 
 For each model, machine and point the best layout becomes a preset; where nothing fits there is
-none. Presets of the CPU are written by hand and left alone.
+none. Pipelines are taken only where nothing else fits: no draft runs over their stages, and that
+the stages are balanced is assumed. Presets of the CPU are written by hand and left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sglang_ext.launcher import catalog
 from sglang_ext.launcher.catalog import Load
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner.report import preset_of, preset_yaml
-from sglang_ext.planner.search import Objective, Question, search
+from sglang_ext.planner.search import Answer, Objective, Plan, Question, search
 
 MODELS = (
     "deepseek-v4-flash",
@@ -66,7 +67,13 @@ def texts() -> Iterator[tuple[str, str]]:
             answer = search(question)
         except ConfigError:
             continue
-        yield name, preset_yaml(preset_of(answer, answer.ranked[0], name))
+        yield name, preset_yaml(preset_of(answer, chosen(answer), name))
+
+
+def chosen(answer: Answer) -> Plan:
+    """The best plan without pipeline stages, else the best."""
+    flat = (plan for plan in answer.ranked if plan.layout.pp == 1)
+    return next(flat, answer.ranked[0])
 
 
 def write(folder: Path) -> int:

@@ -29,7 +29,7 @@ from sglang_ext.planner.draft import read_draft
 from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.memory import largest_that_fits, memory_of
 from sglang_ext.planner.picture import draw
-from sglang_ext.planner.preset_files import questions
+from sglang_ext.planner.preset_files import chosen, questions
 from sglang_ext.planner.search import (
     Question,
     balancing_pays_from,
@@ -494,7 +494,7 @@ def test_presets_are_what_the_planner_writes_today() -> None:
         except ConfigError:
             assert not path.exists(), name
             continue
-        expected = report.preset_yaml(report.preset_of(answer, answer.ranked[0], name))
+        expected = report.preset_yaml(report.preset_of(answer, chosen(answer), name))
         assert path.read_text() == expected, name
 
 
