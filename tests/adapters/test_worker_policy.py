@@ -43,6 +43,10 @@ def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 env = {"SGLANG_EXT_SPEC": choice}
                 one = f"{algorithm} {name} {choice}"
                 launches.append({"name": one, "argv": argv, "env": env})
+    v32 = make_target(folder / "v32", "deepseek_v32")
+    argv = ["--model-path", str(v32), "--speculative-algorithm", "DSPARK"]
+    env = {"SGLANG_EXT_SPEC": "never", "SGLANG_EXT_MODELS": "always"}
+    launches.append({"name": "claimed", "argv": argv, "env": env})
     orders = folder / "orders.json"
     orders.write_text(json.dumps({"gpu": H200, "launches": launches, "plugin": True}))
     done = subprocess.run(
@@ -71,3 +75,9 @@ def test_ours_takes_over_what_sglang_refuses(
         assert found["auto"]["moe_a2a_backend"] == "deepep"
         assert found["auto"]["enable_dp_lm_head"] is True
         assert found["auto"]["speculative_num_draft_tokens"] == 5
+
+
+def test_a_claimed_model_needs_our_worker(resolved: dict[str, Any]) -> None:
+    error = resolved["claimed"]["error"]
+    for word in ("SGLANG_EXT_SPEC", "DeepSeek-V3.2", "expected", "never"):
+        assert word in error

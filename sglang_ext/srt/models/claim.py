@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
+from sglang_ext import env
 from sglang_ext.core.support import NOT_SPLIT
 from sglang_ext.srt.models import cuda_graphs
+from sglang_ext.srt.spec.policy import ALGORITHMS
 
 # Flag, whether it is set, and why it cannot be served.
 Refusal = tuple[str, Callable[[Any], bool], str]
@@ -101,6 +103,12 @@ class Claim:
                     f"{flag}: expected unset with {self.title} on this package, found it set. "
                     f"{why[0].upper()}{why[1:]}. Leave it out."
                 )
+        if cfg.speculative_algorithm in ALGORITHMS and env.SPEC.get() == "never":
+            raise ValueError(
+                f"SGLANG_EXT_SPEC: expected auto or always with {self.title} on this package, "
+                "found never. SGLang's worker does not know its pools. Unset it, or serve without "
+                "--speculative-algorithm."
+            )
         for field in _BACKENDS:
             if getattr(cfg, field) not in (None, "portable"):
                 raise ValueError(
