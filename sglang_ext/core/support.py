@@ -43,6 +43,7 @@ class Layout:
     shows: lines of the ranks' logs that prove the layout was in use ("layout: first ...")
     speculation: None where DSPARK and DFLASH run, else why they are refused
     refused: (model, why) for the models that do not start with these flags
+    undrafted: (model, why) for the models that start with them, but not with speculation
     """
 
     name: str
@@ -51,6 +52,7 @@ class Layout:
     shows: tuple[str, ...] = ()
     speculation: str | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    undrafted: tuple[tuple[str, str], ...] = ()
 
     def size(self, flag: str) -> int:
         """The number behind a flag; 1 when it is not given."""
@@ -80,11 +82,11 @@ _EPLB = (
 )
 _SENT = ("normal expert exchange", "empty send to the experts")
 _LOW = ("low-latency expert exchange",)
+_HALVES = "drafts of a batch in halves have been held to one rank with Qwen3-MoE only"
 _STAGES = "the draft reads layers that other stages hold"
 
 # Models with experts; the dense one stands in where experts change nothing.
 _MIXTURES = (EXPERTS, V32, V4)
-NOT_SPLIT = "the layers are not split into overlapping operations"
 STREAMS_OF_STAGES = "the streams are not sent between stages"
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -141,8 +143,9 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "two-batch overlap",
         _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
+        _MIXTURES,
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
-        refused=((V32, NOT_SPLIT), (V4, NOT_SPLIT)),
+        undrafted=((V32, _HALVES), (V4, _HALVES)),
     ),
     Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT),
     Layout(
@@ -220,8 +223,8 @@ def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict
             return Verdict(why)
     if model not in where.models:
         return Verdict(UNTRIED)
-    if algorithm != NONE and where.speculation is not None:
-        return Verdict(where.speculation)
+    if algorithm != NONE:
+        return Verdict(where.speculation or dict(where.undrafted).get(model, ""))
     return Verdict()
 
 

@@ -28,8 +28,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def model_world(path: Path, dtype: str) -> Iterator[ModelWorld]:
-    """Load the checkpoint as a server's model rank does; leaves no process group behind."""
+def model_world(path: Path, dtype: str, **more: Any) -> Iterator[ModelWorld]:
+    """Load the checkpoint as a server's model rank does; leaves no process group behind.
+
+    more: further arguments of the server.
+    """
     import sglang.benchmark.one_batch as one_batch
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -43,6 +46,7 @@ def model_world(path: Path, dtype: str) -> Iterator[ModelWorld]:
         disable_radix_cache=True,
         nccl_port=_free_port(),
         log_level="error",
+        **more,
     )
     args.resolve_once()
     ranks = one_batch.SpawnRanks(

@@ -73,7 +73,8 @@ class Dsv4AttnBackend(SlotBackend):
         heads, dim = layer.tp_q_head_num, layer.head_dim
         q = q.view(-1, heads, dim)
         out = torch.zeros_like(q)
-        if forward_batch.forward_mode.is_idle() or not self.forward_metadata.pieces:
+        # The plan of a half without rows is an earlier forward's.
+        if not len(q) or forward_batch.forward_mode.is_idle() or not self.forward_metadata.pieces:
             return out.flatten(1)
         pool = self.token_to_kv_pool
         inputs = v4.with_rows(lambda rows: self.whole(rows, forward_batch)) if self._split else v4

@@ -18,7 +18,6 @@ import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_ext import env
-from sglang_ext.core.support import NOT_SPLIT
 from sglang_ext.srt.models import cuda_graphs
 from sglang_ext.srt.spec.policy import ALGORITHMS
 
@@ -176,11 +175,6 @@ def not_served(
             "--moe-runner-backend",
             lambda c: c.moe_runner_backend not in ("auto", "triton"),
             "other runners have not been held to this model's experts",
-        ),
-        (
-            "--enable-two-batch-overlap",
-            lambda c: bool(c.enable_two_batch_overlap),
-            NOT_SPLIT,
         ),
     )
 

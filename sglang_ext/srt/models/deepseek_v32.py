@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from sglang.srt.batch_overlap.two_batch_overlap import model_forward_stages
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
 from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
-from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.layer_boundary import (
@@ -23,126 +23,21 @@ from sglang.srt.layers.layer_boundary import (
     is_dense_ffn_fully_dp,
 )
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
-from sglang.srt.layers.linear import (
-    MergedColumnParallelLinear,
-    ReplicatedLinear,
-    RowParallelLinear,
-)
 from sglang.srt.layers.logits_processor import LogitsProcessor
-from sglang.srt.layers.moe import get_moe_a2a_backend
-from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
-from sglang.srt.layers.moe.topk import TopK
-from sglang.srt.layers.moe.utils import RoutingMethodType, filter_moe_weight_param_global_expert
 from sglang.srt.layers.utils import PPMissingLayer
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from sglang.srt.runtime_context import get_exec, get_parallel
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils import make_pp_layers
 from sglang.srt.utils.common import LazyValue
 from torch import Tensor, nn
 
 from sglang_ext.srt.models.deepseek_v32_attention import LatentAttention, rope_tables
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
+from sglang_ext.srt.models.deepseek_v32_halves import layer_strategy
 from sglang_ext.srt.models.deepseek_v32_load import load
+from sglang_ext.srt.models.deepseek_v32_moe import DenseMLP, MoE
 from sglang_ext.srt.models.deepseek_v32_setup import read
 from sglang_ext.srt.models.norms import rms_norm
-
-
-class DenseMLP(nn.Module):
-    """SwiGLU feed-forward; a partial sum over the ranks of `group`."""
-
-    def __init__(self, hidden: int, intermediate: int, prefix: str, group: str = "tp") -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            hidden,
-            [intermediate] * 2,
-            bias=False,
-            parallel_group=group,
-            prefix=f"{prefix}.gate_up_proj",
-        )
-        self.down_proj = RowParallelLinear(
-            intermediate,
-            hidden,
-            bias=False,
-            reduce_results=False,
-            parallel_group=group,
-            prefix=f"{prefix}.down_proj",
-        )
-        self.act = SiluAndMul()
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate_up, _ = self.gate_up_proj(x)
-        out, _ = self.down_proj(self.act(gate_up))
-        return out
-
-
-class MoE(nn.Module):
-    """Routed experts by grouped sigmoid top-k, plus the shared ones.
-
-    The router is in float32. Its weights leave `TopK` complete: normalised and scaled.
-    """
-
-    def __init__(self, config: DeepseekV32Config, layer_id: int, prefix: str) -> None:
-        super().__init__()
-        experts = config.n_routed_experts
-        self.gate = ReplicatedLinear(
-            config.hidden_size,
-            experts,
-            bias=False,
-            params_dtype=torch.float32,
-            prefix=f"{prefix}.gate",
-        )
-        bias = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
-        self.gate.e_score_correction_bias = bias
-        self.topk = TopK(
-            config.num_experts_per_tok,
-            layer_id=layer_id,
-            use_grouped_topk=True,
-            num_expert_group=config.n_group,
-            topk_group=config.topk_group,
-            renormalize=config.norm_topk_prob,
-            scoring_func="sigmoid",
-            correction_bias=bias,
-            routed_scaling_factor=config.routed_scaling_factor,
-            apply_routed_scaling_factor_on_output=True,
-        )
-        self.experts = get_moe_impl_class(None)(
-            num_experts=experts + get_exec().moe.ep_num_redundant_experts,
-            top_k=config.num_experts_per_tok,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.moe_intermediate_size,
-            layer_id=layer_id,
-            prefix=f"{prefix}.experts",
-            routing_method_type=RoutingMethodType.DeepSeekV3,
-        )
-        self.topk.bind_runner_backend(
-            self.experts.runner_backend, routing_method_type=self.experts.routing_method_type
-        )
-        # An all-to-all brings every row's whole sum back, so the shared part must be whole too.
-        whole = not get_moe_a2a_backend().is_none()
-        self.shared_experts = DenseMLP(
-            config.hidden_size,
-            config.moe_intermediate_size * config.n_shared_experts,
-            f"{prefix}.shared_experts",
-            "replicated" if whole else "tp",
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows, hidden], summed over ranks by the layer's boundary."""
-        if x.shape[0]:
-            logits, _ = self.gate(x.float())
-            chosen = self.topk(x, logits)
-        else:
-            chosen = self.topk.empty_topk_output(x.device)
-        routed = self.experts(x, chosen)
-        return routed + self.shared_experts(x) if x.shape[0] else routed
-
-    def routed_weights(self) -> list[Tensor]:
-        """[local experts, ...] tensors that move when experts are rebalanced."""
-        return [
-            p.data
-            for name, p in self.experts.named_parameters()
-            if filter_moe_weight_param_global_expert(name, p, self.experts.num_local_experts)
-        ]
 
 
 class DecoderLayer(nn.Module):
@@ -150,6 +45,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DeepseekV32Config, layer_id: int, prefix: str) -> None:
         super().__init__()
+        self.layer_id = layer_id
         hidden, eps = config.hidden_size, config.rms_norm_eps
         attention, ffn = self.stages(config, layer_id)
         self.self_attn = LatentAttention(config, layer_id, f"{prefix}.self_attn")
@@ -172,6 +68,10 @@ class DecoderLayer(nn.Module):
             sparse=config.is_moe(layer_id), next_layer_sparse=config.is_moe(layer_id + 1)
         )
         return declare_attn(), ffn
+
+    def in_halves(self, forward_mode: Any) -> Any:
+        """The layer's operations under two-batch overlap (patches/two_batch_overlap.py)."""
+        return layer_strategy(self, forward_mode)
 
     def forward(
         self, x: Any, cos: Tensor, sin: Tensor, forward_batch: Any, captured: Any = None
@@ -237,6 +137,9 @@ class Decoder(nn.Module):
         cos, sin = (table[positions] for table in tables)
         captured = AuxHiddenStateList()
         for layer_id in range(self.start_layer, self.end_layer):
+            if forward_batch.can_run_tbo and self.config.is_moe(layer_id):
+                x = self._run_halves(layer_id, x, positions, forward_batch)
+                break
             into = captured if layer_id in self.layers_to_capture else None
             with get_global_expert_distribution_recorder().with_current_layer(layer_id):
                 x = self.layers[layer_id](x, cos, sin, forward_batch, into)
@@ -245,6 +148,16 @@ class Decoder(nn.Module):
         last = captured.capture if self.config.num_hidden_layers in self.layers_to_capture else None
         x = residual_batch.final_norm(x, forward_batch, self.norm, last, skip_empty=True)
         return (x, captured) if self.layers_to_capture else x
+
+    def _run_halves(self, first: int, x: Any, positions: Tensor, batch: Any) -> Any:
+        """The layers from `first` on, all of them mixtures, over both halves of the batch."""
+        for child in batch.tbo_children:
+            tables: Any = (self.cos, self.sin)
+            child.rotation = tuple(table[child.positions] for table in tables)
+        layers = self.layers[first : self.end_layer]
+        return model_forward_stages(
+            layers, enable_tbo=True, positions=positions, forward_batch=batch, hidden_states=x
+        )
 
 
 class DeepseekV32ForCausalLM(nn.Module):

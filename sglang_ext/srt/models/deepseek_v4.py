@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from sglang_ext.kernels.hyper_connection import HcMix, hc_head, hc_post, hc_pre
 from sglang_ext.srt.models.deepseek_v4_attention import Rotation, SharedLatentAttention, Turn
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
+from sglang_ext.srt.models.deepseek_v4_halves import run_halves
 from sglang_ext.srt.models.deepseek_v4_load import load
 from sglang_ext.srt.models.deepseek_v4_moe import MoE
 from sglang_ext.srt.models.deepseek_v4_names import required_tensors
@@ -59,14 +60,19 @@ class DecoderLayer(nn.Module):
         forward_batch: Any,
     ) -> Tensor:
         """streams [tokens, n, hidden] -> the same shape."""
+        streams, mix = self.attend(streams, turn, positions, forward_batch)
+        y = self.ffn(self.ffn_norm(mix.x), input_ids, forward_batch)
+        return hc_post(y, streams, mix.post, mix.comb)
+
+    def attend(
+        self, streams: Tensor, turn: Turn, positions: Tensor, forward_batch: Any
+    ) -> tuple[Tensor, HcMix]:
+        """The streams behind attention [tokens, n, hidden], and the experts' mix of them."""
         mix = self._mix(streams, "hc_attn")
         y = self.attn(self.attn_norm(mix.x), turn, positions, forward_batch)
         y = attention_tensor_model_parallel_all_reduce(y)
         streams = hc_post(y, streams, mix.post, mix.comb)
-
-        mix = self._mix(streams, "hc_ffn")
-        y = self.ffn(self.ffn_norm(mix.x), input_ids, forward_batch)
-        return hc_post(y, streams, mix.post, mix.comb)
+        return streams, self._mix(streams, "hc_ffn")
 
     def _mix(self, streams: Tensor, part: str) -> HcMix:
         config = self.config
@@ -125,18 +131,29 @@ class Decoder(nn.Module):
         config = self.config
         x = self.embed(input_ids) if embeds is None else embeds
         streams = x.unsqueeze(1).repeat(1, config.hc_mult, 1)
-        kinds = {bool(ratio) for ratio in config.compress_ratios}
-        turns = {k: Turn.of(self.stretched if k else self.plain, positions) for k in kinds}
-        captured = []
-        for layer_id, layer in enumerate(self.layers):
-            turn = turns[bool(config.compress_ratios[layer_id])]
-            with get_global_expert_distribution_recorder().with_current_layer(layer_id):
-                streams = layer(streams, turn, positions, input_ids, forward_batch)
-            if layer_id in self.layers_to_capture:
-                captured.append(feature(streams))
+        captured: list[Tensor] = []
+        if forward_batch.can_run_tbo:
+            streams, captured = run_halves(self, streams, forward_batch)
+        else:
+            turns = self.turns(positions)
+            for layer_id, layer in enumerate(self.layers):
+                turn = turns[bool(config.compress_ratios[layer_id])]
+                with get_global_expert_distribution_recorder().with_current_layer(layer_id):
+                    streams = layer(streams, turn, positions, input_ids, forward_batch)
+                self.capture(layer_id, streams, captured)
         weights = (self.hc_head_fn, self.hc_head_base, self.hc_head_scale)
         x = hc_head(streams, *weights, eps=config.hc_eps, rms_eps=config.rms_norm_eps)
         return self.norm(x), captured, streams
+
+    def turns(self, positions: Tensor) -> dict[bool, Turn]:
+        """The rotations of rows at `positions` [tokens], by whether a layer has entries."""
+        kinds = {bool(ratio) for ratio in self.config.compress_ratios}
+        return {k: Turn.of(self.stretched if k else self.plain, positions) for k in kinds}
+
+    def capture(self, layer_id: int, streams: Tensor, into: list[Tensor]) -> None:
+        """Keep the layer's feature where a draft reads it."""
+        if layer_id in self.layers_to_capture:
+            into.append(feature(streams))
 
 
 class DeepseekV4ForCausalLM(nn.Module):
