@@ -189,6 +189,7 @@ COVERED = (
     ("cp2 interleave", DENSE, DSPARK),
     ("pp2", EXPERTS, NONE),
     ("two-batch overlap", EXPERTS, NONE),
+    ("two-batch overlap", V4, NONE),
     ("two-batch overlap", EXPERTS, DSPARK),
     ("eplb static", EXPERTS, NONE),
     ("tp4 dp2 ep4 deepep", EXPERTS, DSPARK),
