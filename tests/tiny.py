@@ -72,7 +72,8 @@ def make_target(
     if kind == "deepseek_v4":
         from sglang_ext.tiny_model import deepseek_v4
 
-        options = {"layers": LAYERS, "with_dspark": True, **changes}
+        # As many groups as the widest layout has ranks: a draft may be split over all of them.
+        options = {"layers": LAYERS, "with_dspark": True, "o_groups": 4, **changes}
         return deepseek_v4.write(path, seed=seed, mixing=mixing, **options)
     torch.manual_seed(seed)
     config = _config(kind, **changes)
