@@ -48,9 +48,11 @@ def attention_groups_can_draft(v: View) -> Iterator[tuple[str, str]]:
 
 
 def model_can_be_drafted_for(v: View) -> Iterator[tuple[str, str]]:
-    if v.is_v4 and v.algorithm not in ("", "DSPARK", "EAGLE"):
+    # On a CPU the model is this package's, which also hands its features to a separate draft.
+    verified = ("DSPARK", "EAGLE", "NEXTN", *(("DFLASH",) if v.on_cpu else ()))
+    if v.is_v4 and v.algorithm and v.algorithm not in verified:
         yield (
-            f"DeepSeek-V4 verifies drafts of DSPARK and EAGLE, not {v.algorithm}.",
+            f"DeepSeek-V4 verifies drafts of {', '.join(verified)}, not {v.algorithm}.",
             "Use --speculative-algorithm DSPARK.",
         )
 
