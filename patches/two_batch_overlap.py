@@ -62,7 +62,9 @@ def _with_features(
     return hidden, features_of_halves(forward_batch)
 
 
-def _patch(function: str, replacement: Callable[..., Any], kind: Kind, why: str) -> Patch:
+def _patch(
+    function: str, replacement: Callable[..., Any], kind: Kind, why: str, until: str
+) -> Patch:
     return Patch(
         name=f"two-batch{function.removeprefix('_compute_moe').replace('_', '-')}",
         target=f"{_MODULE}:{function}",
@@ -72,21 +74,31 @@ def _patch(function: str, replacement: Callable[..., Any], kind: Kind, why: str)
         why=why,
         upstream=f"{_SOURCE}batch_overlap/operations_strategy.py",
         signature="(layer)",
-        until="the strategies ask the platform for SM counts",
+        until=until,
         apply=lambda: hook(f"{_MODULE}.{function}", replacement, kind),
     )
 
 
 _SMS = "the prefill schedule reads CUDA device properties to reserve SMs for communication"
+_PLATFORM = "the strategies ask the platform for SM counts"
+_CAPTURES = "the staged forward captures layer inputs as the plain one does"
 _KEEP = (
     "the log says once that decode batches were split, and the layer inputs that a draft reads are "
     "kept, which SGLang does in a forward of one batch only"
 )
 
-QWEN_PATCH = _patch("_compute_moe_qwen3_prefill", _qwen_prefill, Kind.REPLACE, _SMS)
-DEEPSEEK_PATCH = _patch("_compute_moe_deepseek_blog_prefill", _strategy, Kind.REPLACE, _SMS)
-MIMO_PATCH = _patch("_compute_moe_mimov2_prefill", _strategy, Kind.REPLACE, _SMS)
-QWEN_DECODE_PATCH = _patch("_compute_moe_qwen3_decode", _qwen_decode, Kind.AROUND, _KEEP)
+QWEN_PATCH = _patch(
+    "_compute_moe_qwen3_prefill",
+    _qwen_prefill,
+    Kind.REPLACE,
+    f"{_SMS}; {_KEEP}",
+    f"{_PLATFORM}; {_CAPTURES}",
+)
+DEEPSEEK_PATCH = _patch(
+    "_compute_moe_deepseek_blog_prefill", _strategy, Kind.REPLACE, _SMS, _PLATFORM
+)
+MIMO_PATCH = _patch("_compute_moe_mimov2_prefill", _strategy, Kind.REPLACE, _SMS, _PLATFORM)
+QWEN_DECODE_PATCH = _patch("_compute_moe_qwen3_decode", _qwen_decode, Kind.AROUND, _KEEP, _CAPTURES)
 
 VERIFY_PATCH = Patch(
     name="two-batch-verify",
@@ -115,6 +127,6 @@ FEATURES_PATCH = Patch(
     "pp_proxy_tensors: Optional[sglang.srt.model_executor.forward_batch_info.PPProxyTensors] = "
     "None) -> Union[torch.Tensor, "
     "sglang.srt.model_executor.forward_batch_info.PPProxyTensors]",
-    until="the staged forward captures as the plain one does",
+    until=_CAPTURES,
     apply=lambda: hook(f"{_MODEL}.Qwen2MoeModel.forward", _with_features, Kind.AROUND),
 )

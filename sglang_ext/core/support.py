@@ -262,11 +262,17 @@ REFUSALS: dict[str, Refusal] = {
         "the halves of a batch carry no context-parallel split",
         "Leave one of them out.",
     ),
+    "two-batch with mixed chunk": Refusal(
+        "--enable-two-batch-overlap",
+        "with --enable-mixed-chunk",
+        "SGLang cuts a batch by prompts or by decoding requests, and such a batch has both",
+        "Leave one of them out.",
+    ),
     "two-batch with speculation": Refusal(
         "--enable-two-batch-overlap",
         "with --speculative-algorithm, but for DSPARK and DFLASH on Qwen3-MoE",
-        "of other verifications SGLang's split knows no halves, and other models keep no layer "
-        "inputs for a draft in halves",
+        "SGLang's split knows no halves of other verifications, and other models' drafts have not "
+        "been held to one rank in halves",
         "Leave one of them out.",
     ),
     "single-batch": Refusal(
@@ -289,8 +295,8 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "cp backend": Refusal(
         "--enable-prefill-cp",
-        "on a CPU with another attention than backend 'portable' over plain K/V",
-        "keys and values must be gathered before they are written, and only that backend does it",
+        "on a CPU with another backend than 'portable', or latent K/V of a model that SGLang loads",
+        "keys and values must be gathered before they are written, which only ours do",
         "Leave out --enable-prefill-cp, or --attention-backend.",
     ),
     "decode cp": Refusal(

@@ -176,6 +176,11 @@ def _check_tables(cfg: Any, gamma: int) -> None:
 _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("--pp-size", lambda c: c.pp_size != 1, "the draft reads layers that other stages hold"),
     (
+        "--enable-two-batch-overlap",
+        lambda c: bool(c.enable_two_batch_overlap) and not str(c.device).startswith("cpu"),
+        "a verification is cut in halves on a CPU only",
+    ),
+    (
         "--disaggregation-mode",
         lambda c: c.disaggregation_mode != "null",
         "the draft's K/V are not transferred between prefill and decode servers",
@@ -234,6 +239,6 @@ def _refuse_untried(cfg: Any, draft: DraftConfig) -> None:
     if on_cuda and draft.architecture == BUNDLED_V4 and (cfg.attn_dp_size or 1) > 1:
         raise ValueError(
             "--attn-dp-size: expected 1 on CUDA with DeepSeek-V4's own draft on this worker, "
-            f"found {cfg.attn_dp_size}. Use --moe-a2a-backend none, which SGLang's worker takes, "
-            "or no data-parallel attention."
+            f"found {cfg.attn_dp_size}. It has been held to one rank there on a CPU only. Leave "
+            "out data-parallel attention, or speculation."
         )

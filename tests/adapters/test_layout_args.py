@@ -19,6 +19,10 @@ CP2 = ("--tp-size", "2", "--attn-cp-size", "2", "--enable-prefill-cp", "--cp-str
 MEETS: dict[str, tuple[str, ...]] = {
     "two-batch without exchange": (*DP2, "--enable-two-batch-overlap"),
     "two-batch with cp": (*CP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
+    "two-batch with mixed chunk": (
+        *(*DP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
+        "--enable-mixed-chunk",
+    ),
     "two-batch with speculation": (
         *(*DP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
         *("--speculative-algorithm", "NGRAM"),

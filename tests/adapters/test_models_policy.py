@@ -154,4 +154,4 @@ def test_a_claimed_target_brings_our_speculative_worker(
     name = CLAIM.architecture if claimed else CLAIM.official
     model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[name]))
     monkeypatch.setattr(overrides, "model_config_of", lambda _cfg: model)
-    assert spec_policy.ours("DSPARK", SimpleNamespace(device="cuda")) is claimed
+    assert spec_policy.ours("DSPARK", SimpleNamespace(device="cuda", attn_dp_size=1)) is claimed

@@ -172,6 +172,16 @@ def not_served(
             speculation,
         ),
         (
+            "--enable-two-batch-overlap",
+            lambda c: bool(c.enable_two_batch_overlap) and c.device != "cpu",
+            "the halves are set up for the exchange of a CPU",
+        ),
+        (
+            "--enable-single-batch-overlap",
+            lambda c: bool(c.enable_single_batch_overlap),
+            "the shared experts run behind the others, not beside them",
+        ),
+        (
             "--moe-runner-backend",
             lambda c: c.moe_runner_backend not in ("auto", "triton"),
             "other runners have not been held to this model's experts",

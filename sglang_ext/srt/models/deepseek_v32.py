@@ -70,7 +70,7 @@ class DecoderLayer(nn.Module):
         return declare_attn(), ffn
 
     def in_halves(self, forward_mode: Any) -> Any:
-        """The layer's operations under two-batch overlap (patches/two_batch_overlap.py)."""
+        """The layer's operations under two-batch overlap (patches/two_batch_models.py)."""
         return layer_strategy(self, forward_mode)
 
     def forward(

@@ -90,6 +90,8 @@ class MoE(nn.Module):
             intermediate_size=config.moe_intermediate_size,
             layer_id=layer_id,
             prefix=f"{prefix}.experts",
+            # The shared experts read the input afterwards.
+            inplace=False,
             routing_method_type=RoutingMethodType.DeepSeekV3,
         )
         self.topk.bind_runner_backend(
@@ -121,14 +123,16 @@ class MoE(nn.Module):
 
     def send(self, x: Tensor, half: int | None) -> None:
         """Route x [rows, hidden] and hand it to the exchange."""
-        self.experts.dispatcher.dispatch_a(x, self._choice(x), tbo_subbatch_index=half)
+        self.experts.dispatcher.dispatch_a(
+            hidden_states=x, topk_output=self._choice(x), tbo_subbatch_index=half
+        )
 
     def compute(self, half: int | None) -> None:
         """Run this rank's experts on what arrived, and hand their output to the exchange."""
         dispatcher = self.experts.dispatcher
         arrived = dispatcher.dispatch_b(tbo_subbatch_index=half)
         done = self.experts.run_moe_core(dispatch_output=arrived)
-        dispatcher.combine_a(done, tbo_subbatch_index=half)
+        dispatcher.combine_a(combine_input=done, tbo_subbatch_index=half)
 
     def receive(self, x: Tensor, half: int | None) -> Tensor:
         """The sums of the rows that were sent, and the shared experts: [rows, hidden]."""

@@ -134,7 +134,9 @@ class MoE(nn.Module):
         """Route x [rows, hidden] and hand it to the exchange; the rows this rank sends."""
         there, choice = self._routed(x, input_ids, forward_batch)
         dispatcher = self.experts.dispatcher
-        dispatcher.dispatch_a(there.clone(), choice, tbo_subbatch_index=half)
+        dispatcher.dispatch_a(
+            hidden_states=there.clone(), topk_output=choice, tbo_subbatch_index=half
+        )
         return there
 
     def compute(self, half: int) -> None:
@@ -142,7 +144,7 @@ class MoE(nn.Module):
         dispatcher = self.experts.dispatcher
         arrived = dispatcher.dispatch_b(tbo_subbatch_index=half)
         done = self.experts.run_moe_core(dispatch_output=arrived)
-        dispatcher.combine_a(done, tbo_subbatch_index=half)
+        dispatcher.combine_a(combine_input=done, tbo_subbatch_index=half)
 
     def receive(self, there: Tensor, rows: int, forward_batch: Any, half: int) -> Tensor:
         """The sums of the rows that `send` sent, and the shared expert: [rows, hidden]."""

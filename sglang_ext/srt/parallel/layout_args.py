@@ -45,6 +45,10 @@ _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
         lambda c: c.enable_two_batch_overlap and (c.attn_cp_size or 1) > 1,
         lambda c: f"--attn-cp-size {c.attn_cp_size}",
     ),
+    "two-batch with mixed chunk": (
+        lambda c: c.enable_two_batch_overlap and c.enable_mixed_chunk,
+        lambda c: "--enable-mixed-chunk",
+    ),
     "single-batch": (lambda c: c.enable_single_batch_overlap, lambda c: "it set"),
     "eplb with low latency": (
         lambda c: c.enable_eplb and c.moe_a2a_backend == "deepep" and c.deepep_mode != "normal",

@@ -72,8 +72,10 @@ def report_lost_peer(roll: list[Rank], error: BaseException) -> None:
     """Log which rank is gone when `error` says that a peer is."""
     if not roll or not _LOST.search(str(error)):
         return
-    mine = psutil.Process().pid
-    node = next(rank.node for rank in roll if rank.pid == mine)
+    from sglang.srt.runtime_context import get_parallel
+
+    # Not by the pid: nodes with process namespaces of their own may share numbers.
+    node = get_parallel().node_rank
     here = [rank for rank in roll if rank.node == node]
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:

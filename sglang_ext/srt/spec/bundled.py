@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from sglang_ext import env
 from sglang_ext.core.spec.draft_config import BUNDLED_V4
@@ -66,8 +67,9 @@ def view_of(target: Path, part: Part, fields: dict[str, Any]) -> Path:
     view = env.CACHE_DIR.get() / "bundled" / key
     view.mkdir(parents=True, exist_ok=True)
     for old in view.iterdir():
-        if old.name not in files and old.name != "config.json":
-            old.unlink()
+        # Dotted names are another process's, about to be renamed.
+        if old.name not in files and old.name != "config.json" and not old.name.startswith("."):
+            old.unlink(missing_ok=True)
     for name in files:
         _link(target / name, view / name)
     _replace(view / "config.json", json.dumps(fields, indent=1))
@@ -148,12 +150,12 @@ def _check_shape(name: str, part: Part, shape: Shape) -> None:
 
 
 def _link(source: Path, at: Path) -> None:
-    scratch = at.with_name(f".{at.name}.{os.getpid()}")
+    scratch = at.with_name(f".{at.name}.{uuid4().hex}")
     scratch.symlink_to(source.resolve())
     os.replace(scratch, at)
 
 
 def _replace(file: Path, text: str) -> None:
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    scratch = file.with_name(f".{file.name}.{uuid4().hex}")
     scratch.write_text(text)
     os.replace(scratch, file)
