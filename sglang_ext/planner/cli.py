@@ -142,6 +142,14 @@ def _machine(name: str | None, gpus: int | None) -> catalog.Hardware:
             found=gpus,
             remedy="Nodes hold eight GPUs; other machines: --hardware NODESxGPUSxGPU.",
         )
+    if name == "cpu" or "x" in name:
+        raise ConfigError(
+            "plan",
+            "--gpus",
+            expected="a GPU's name in --hardware beside it",
+            found=name,
+            remedy="Leave out --gpus, or name the GPU alone: --hardware h100 --gpus 4.",
+        )
     return catalog.hardware(f"{gpus}x{name}" if gpus <= 8 else f"{gpus // 8}x8x{name}")
 
 

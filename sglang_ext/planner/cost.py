@@ -108,11 +108,13 @@ class Model:
             hidden = min(computed, whole.communication) * self.assumptions.overlap
         elif self.layout.sbo:
             hidden = self._beside_one_batch(requests * (drafts + 1), whole, machine)
+        # The largest stage sets the pace of all.
+        uneven = -(-self.shape.layers // stages) * stages / self.shape.layers
         head = self.shape.vocab * self.shape.hidden * BF16 / self.layout.attn_tp / machine.hbm
         return Round(
-            attention=whole.attention,
-            experts=whole.experts,
-            communication=whole.communication + self._hops(requests * (drafts + 1), machine),
+            attention=whole.attention * uneven,
+            experts=whole.experts * uneven,
+            communication=whole.communication * uneven + self._hops(requests * (drafts + 1), machine),
             hidden=hidden,
             head=head,
             draft=self._draft(requests, drafts, context, machine),

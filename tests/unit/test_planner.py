@@ -311,7 +311,8 @@ def test_a_round_of_a_pipeline_passes_every_stage() -> None:
     two = Model(shape, None, Layout(1, 8, pp=2), question.hardware)
     one = Model(shape, None, Layout(1, 8), question.hardware)
     piped, half = two.round(64, 0, 4096.0), one.round(32, 0, 4096.0)
-    assert piped.attention == half.attention
+    # 61 layers in two stages: each as slow as the one with 31.
+    assert piped.attention == pytest.approx(half.attention * 62 / 61)
     assert piped.communication > half.communication
     assert piped.host == 2 * half.host
 
