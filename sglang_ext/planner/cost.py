@@ -114,7 +114,8 @@ class Model:
         return Round(
             attention=whole.attention * uneven,
             experts=whole.experts * uneven,
-            communication=whole.communication * uneven + self._hops(requests * (drafts + 1), machine),
+            communication=whole.communication * uneven
+            + self._hops(requests * (drafts + 1), machine),
             hidden=hidden,
             head=head,
             draft=self._draft(requests, drafts, context, machine),
