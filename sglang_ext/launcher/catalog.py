@@ -131,7 +131,11 @@ def _file(folder: str, name: str, what: str) -> Path:
     path = ROOT / folder / f"{name}.yaml"
     if re.fullmatch(r"[\w.-]+", name) is None or not path.is_file():
         known = names(folder)
-        hint = nearest(name, known) or f"Known: {', '.join(known)}."
+        hint = nearest(name, known) or (
+            "`sglang-ext launch --list` shows them."
+            if folder == "presets"
+            else f"Known: {', '.join(known)}."
+        )
         raise ConfigError(what, "name", expected=f"a known {what}", found=name, remedy=hint)
     return path
 

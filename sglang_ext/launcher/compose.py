@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -153,9 +154,9 @@ def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = flag_names().aliases.get(name, name)
-            found[name] = _scalar(value) if equals else True
+            found[name] = _typed(name, value) if equals else True
         elif name:
-            found[name] = _scalar(word) if found[name] is True else f"{found[name]} {word}"
+            found[name] = _typed(name, word) if found[name] is True else f"{found[name]} {word}"
         else:
             raise ConfigError(
                 "launch", "words after `--`", expected="a flag first, as in --log-level info",
@@ -164,14 +165,13 @@ def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
     return found
 
 
-def _scalar(text: str) -> FlagValue:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
+def _typed(name: str, text: str) -> FlagValue:
+    """A number where the flag takes one, else the text: `0123` may be a name or a key."""
+    names = flag_names()
+    kinds: tuple[type[int] | type[float], ...] = (int, float) if name in names.decimal else ()
+    for kind in (int,) if name in names.whole else kinds:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -247,7 +247,9 @@ def _read_settings(settings: Iterable[str]) -> dict[str, FlagValue]:
             found[_variable(key, setting)] = value
             continue
         key = key.removeprefix("--").replace("_", "-")
-        found[flag_names().aliases.get(key, key)] = _scalar(value)
+        key = flag_names().aliases.get(key, key)
+        is_switched = key in flag_names().switches and value.lower() in ("true", "false")
+        found[key] = value.lower() == "true" if is_switched else _typed(key, value)
     return found
 
 

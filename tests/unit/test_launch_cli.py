@@ -63,6 +63,7 @@ def test_list_as_json_has_every_preset_with_its_status() -> None:
     ("words", "named", "hint"),
     [
         (("launch", "demo-cpu-lowlatency"), "preset", "demo-cpu-low-latency"),
+        (("launch", "zzzz"), "preset", "'zzzz'. `sglang-ext launch --list` shows them."),
         (("launch", "demo-cpu-balanced", "--set", "max-runing-requests=3"), "flag",
          "max-running-requests"),
         (("launch", "demo-cpu-balanced", "--", "--enable-dp-attention"), "spelling",

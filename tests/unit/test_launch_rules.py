@@ -169,6 +169,38 @@ def test_parts_that_disagree_are_refused_unless_the_preset_settles_it() -> None:
     assert launch_of(V32, "8xh200", "tp8 tp4", tp_size=8).flags["tp-size"] == 8
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("api-key=0123456", "0123456"),
+        ("revision=12345e67", "12345e67"),
+        ("served-model-name=true", "true"),
+        ("served-model-name=1_0", "1_0"),
+        ("ep=1", 1),
+        ("mem-fraction-static=0.5", 0.5),
+        ("mem-fraction-static=1e-1", 0.1),
+    ],
+)
+def test_a_value_is_read_by_its_flags_kind_not_by_its_look(setting: str, value: object) -> None:
+    name = {"ep=1": "ep-size"}.get(setting, setting.split("=")[0])
+    preset = catalog.preset("demo-cpu-balanced")
+    ways: list[tuple[list[str], list[str]]]
+    ways = [([setting], []), ([], [f"--{setting}"]), ([], f"--{setting}".split("="))]
+    for settings, extra in ways:
+        launch = compose(preset, settings, extra)
+        assert launch.effective()[name] == value
+        assert type(launch.effective()[name]) is type(value)
+
+
+def test_a_switch_is_turned_by_set_and_takes_no_word() -> None:
+    preset = catalog.preset("demo-cpu-balanced")
+    assert compose(preset, ["enable-metrics=true"]).flags["enable-metrics"] is True
+    assert "--enable-metrics" not in compose(preset, ["enable-metrics=False"]).argv()
+    for extra in (["--enable-metrics=true"], ["--enable-metrics", "true"]):
+        with pytest.raises(ConfigError, match="nothing after it"):
+            compose(preset, [], extra)
+
+
 def test_a_server_over_nodes_needs_all_of_them_and_an_address() -> None:
     launch = launch_of(V32, "2x8xh200", "tp16")
     with pytest.raises(ConfigError, match="--nnodes"):
