@@ -40,7 +40,11 @@ class Report:
         lines = [f"{c.state:4}  {c.name:{width}}  {c.found}" for c in self.checks]
         lines += [f"      {c.name:{width}}  -> {c.remedy}" for c in self.checks if c.remedy]
         lines += ["", "whose code answers here:"]
-        lines += [f"{row['who']:10} {row['kind']:10} {row['name']}" for row in self.answers]
+        lines += [
+            f"{row['who']:10} {row['kind']:10} {row['name']}"
+            + (f" ({row['why']})" if row["why"] else "")
+            for row in self.answers
+        ]
         lines += ["", "kernels:"]
         lines += [f"{row['runs']:10} {row['name']:20} of {row['has']}" for row in self.kernels]
         lines += ["", "patches (each names what it changes and when it can go):"]

@@ -57,7 +57,7 @@ def platform() -> Iterator[Check]:
     from sglang_ext.plugin import wants_portable_cpu
 
     if not wants_portable_cpu():
-        yield Check("platform", "ok", "SGLang's own (CUDA)")
+        yield _own_device()
         return
     from sglang.srt.platforms import current_platform
 
@@ -73,6 +73,17 @@ def platform() -> Iterator[Check]:
         return
     found = f"torch stand-in, {len(report.functions)} functions, {len(report.ops)} ops"
     yield Check("sgl_kernel", "ok", f"{found} ({report.reason})")
+
+
+def _own_device() -> Check:
+    """What SGLang runs on where our platform is off: by itself it needs a GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return Check("platform", "ok", "SGLang's own (CUDA)")
+    name = env.PLATFORM.name
+    found = f"{name}={env.PLATFORM.get()}, and no CUDA GPU is usable"
+    return Check("platform", "fail", found, f"Unset {name}, or set it to auto or cpu.")
 
 
 def ledger() -> tuple[list[dict[str, Any]], list[Check]]:
@@ -111,7 +122,7 @@ def ledger() -> tuple[list[dict[str, Any]], list[Check]]:
 
 
 def answers() -> list[dict[str, str]]:
-    """Who serves each algorithm and each model architecture that we could serve."""
+    """Who serves each algorithm and each model architecture that we could serve, and why."""
     import torch
 
     choice, cuda = env.SPEC.get(), torch.cuda.is_available()
@@ -120,10 +131,11 @@ def answers() -> list[dict[str, str]]:
         ours = name in ("DSPARK", "DFLASH") and choice != "never"
         if ours and choice == "auto" and cuda:
             who = "depends"
-            name += " (SGLang's where it accepts the configuration, else ours)"
+            why = "SGLang's where it accepts the configuration, else ours"
         else:
             who = "ours" if ours and (choice == "always" or not cuda) else "SGLang's"
-        rows.append({"kind": "algorithm", "name": name, "who": who})
+            why = ""
+        rows.append({"kind": "algorithm", "name": name, "who": who, "why": why})
     return rows + _models()
 
 
@@ -137,12 +149,13 @@ def _models() -> list[dict[str, str]]:
     rows = [
         {
             "kind": "model",
-            "name": f"{name} ({why})",
+            "name": name,
             "who": "ours" if name in claimed else "SGLang's",
+            "why": why,
         }
         for name in MODELS
     ]
-    return [*rows, {"kind": "model", "name": "every other", "who": "SGLang's"}]
+    return [*rows, {"kind": "model", "name": "every other", "who": "SGLang's", "why": ""}]
 
 
 def kernels() -> list[dict[str, str]]:

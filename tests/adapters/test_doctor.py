@@ -26,10 +26,12 @@ def test_names_every_hook_with_its_state(report: Report) -> None:
 
 
 def test_says_whose_code_answers(report: Report) -> None:
-    algorithms = {r["name"].split()[0] for r in report.answers if r["kind"] == "algorithm"}
+    algorithms = {r["name"] for r in report.answers if r["kind"] == "algorithm"}
     assert algorithms == set(serving.ALGORITHMS)
-    models = {r["name"].split(" (")[0] for r in report.answers if r["kind"] == "model"}
-    assert models == {*serving.MODELS, "every other"}
+    models = {r["name"]: r["why"] for r in report.answers if r["kind"] == "model"}
+    assert set(models) == {*serving.MODELS, "every other"}
+    for name in serving.MODELS:
+        assert f"{name} ({models[name]})" in report.as_text()
 
 
 def test_names_every_kernel(report: Report) -> None:
@@ -58,6 +60,15 @@ def test_a_bad_variable_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["SGLANG_EXT_SCHEDULER"].state == "fail"
     assert "expected sync, async or off" in found["SGLANG_EXT_SCHEDULER"].remedy
     assert found["SGLANG_EXT_SHCEDULER"].found == "set, but no variable of this version"
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_without_our_platform_a_gpu_is_needed(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    monkeypatch.setenv("SGLANG_EXT_PLATFORM", "off")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    (check,) = serving.platform()
+    assert check.state == ("ok" if cuda else "fail")
+    assert ("Unset SGLANG_EXT_PLATFORM" in check.remedy) is not cuda
 
 
 def test_a_moved_target_fails(monkeypatch: pytest.MonkeyPatch) -> None:
