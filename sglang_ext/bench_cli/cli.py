@@ -227,10 +227,9 @@ def _show(results: Results) -> None:
     first = ("server", "data", "concurrency")
     table = Table(*first, "tokens/s", "ratio", "TPOT ms", "TTFT ms", "acceptance length")
     for row in results.ratios():
-        gamma = "" if row["gamma"] is None else f", gamma {row['gamma']}"
         table.add_row(
-            row["algorithm"] + gamma,
-            row["dataset"],
+            row["server"],
+            row["data"],
             str(row["concurrency"]),
             _figure(row["output_tokens_per_second"]),
             _figure(row["ratio"], 2),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
+from sglang_ext.launcher.errors import nearest
+from sglang_ext.launcher.rules_speculation import ALGORITHMS
 from sglang_ext.lossless.errors import CannotTest
 
 # Algorithms that draft without a checkpoint of their own.
@@ -26,7 +29,9 @@ class Setting:
 
     @property
     def key(self) -> str:
-        return self.algorithm if self.gamma is None else f"{self.algorithm}, gamma {self.gamma}"
+        """In the results file; another draft is another setting."""
+        name = self.algorithm if self.gamma is None else f"{self.algorithm}, gamma {self.gamma}"
+        return name if self.draft is None else f"{name}, {self.draft}"
 
     @property
     def flags(self) -> list[str]:
@@ -52,6 +57,10 @@ class Dataset:
     path: str | None = None
 
     @property
+    def key(self) -> str:
+        return self.name if self.path is None else f"{self.name}={self.path}"
+
+    @property
     def is_random(self) -> bool:
         return self.path is None and self.name == "random"
 
@@ -66,7 +75,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        return f"{self.setting.key} | {self.dataset.name} | {self.concurrency}"
+        return f"{self.setting.key} | {self.dataset.key} | {self.concurrency}"
 
 
 def settings(algorithms: Sequence[str], gammas: Sequence[int | None]) -> list[Setting]:
@@ -81,15 +90,23 @@ def settings(algorithms: Sequence[str], gammas: Sequence[int | None]) -> list[Se
                 found=repr(given),
                 remedy="Name the draft's checkpoint.",
             )
+        if name.upper() not in ALGORITHMS:
+            raise CannotTest(
+                "--with",
+                expected=f"one of {', '.join(ALGORITHMS)}",
+                found=repr(name),
+                remedy=nearest(name.upper(), ALGORITHMS) or "Choose one of them.",
+            )
+        if draft and Path(draft).exists():
+            # Results are read from other folders too.
+            draft = str(Path(draft).resolve())
         found += [Setting(name.upper(), draft or None, gamma) for gamma in gammas]
     return found
 
 
 def datasets(given: Sequence[str]) -> list[Dataset]:
     """`random`, a built-in set or NAME=FILE. Raises CannotTest."""
-    from pathlib import Path
-
-    found = []
+    found: list[Dataset] = []
     for item in given:
         name, _, path = item.partition("=")
         if path and not Path(path).is_file():
@@ -103,6 +120,13 @@ def datasets(given: Sequence[str]) -> list[Dataset]:
                 "bench_serving reads them",
                 found=repr(item),
                 remedy="No data set is downloaded; name a local file.",
+            )
+        if name in (other.name for other in found):
+            raise CannotTest(
+                "--dataset",
+                expected="every name once",
+                found=f"{name!r} twice",
+                remedy="Call one of them something else.",
             )
         # The tool runs in a folder of its own.
         found.append(Dataset(name, str(Path(path).resolve()) if path else None))

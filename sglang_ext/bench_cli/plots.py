@@ -27,7 +27,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = sorted({row["dataset"] for row in rows})
+    names = sorted({row["data"] for row in rows})
     figure, panels = pyplot.subplots(
         len(_PANELS),
         len(names),
@@ -38,7 +38,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     )
     steps = sorted({row["concurrency"] for row in rows})
     for column, name in enumerate(names):
-        for label, lines in _lines([row for row in rows if row["dataset"] == name]).items():
+        for label, lines in _lines([row for row in rows if row["data"] == name]).items():
             at = [row["concurrency"] for row in lines]
             for panel, (_, field) in zip(panels[:, column], _PANELS, strict=True):
                 panel.plot(at, [row.get(field) or float("nan") for row in lines], "o-", label=label)
@@ -56,6 +56,5 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def _lines(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["concurrency"]):
-        gamma = "" if row["gamma"] is None else f", gamma {row['gamma']}"
-        lines.setdefault(row["algorithm"] + gamma, []).append(row)
+        lines.setdefault(row["server"], []).append(row)
     return lines

@@ -51,6 +51,13 @@ class Results:
             raise CannotTest(
                 f"--out {self.path}", expected="gates and points", found="others", remedy=_REMEDY
             )
+        if not all(isinstance(p, dict) and {"draft", "file"} <= p.keys() for p in points.values()):
+            raise CannotTest(
+                f"--out {self.path}, points",
+                expected="the draft and the data file of each",
+                found="results of an earlier version",
+                remedy=_REMEDY,
+            )
         return dict(found)
 
     def missing(self, points: Sequence[Point]) -> list[Point]:
@@ -65,6 +72,7 @@ class Results:
         from sglang_ext.lossless.report import statement
 
         self.data["gates"][setting.key] = {
+            **asdict(setting),
             "exit_code": result.exit_code,
             "statement": statement(result),
             "outcomes": [
@@ -75,9 +83,9 @@ class Results:
 
     def keep_point(self, point: Point, figures: dict[str, Any]) -> None:
         self.data["points"][point.key] = {
-            "algorithm": point.setting.algorithm,
-            "gamma": point.setting.gamma,
+            **asdict(point.setting),
             "dataset": point.dataset.name,
+            "file": point.dataset.path,
             "concurrency": point.concurrency,
             "load_average": os.getloadavg()[0],
             **figures,
@@ -91,26 +99,31 @@ class Results:
         unfinished.replace(self.path)
 
     def ratios(self) -> list[dict[str, Any]]:
-        """Every point with its tokens per second against the same load without speculation."""
-        points = self.data["points"].values()
+        """Every point with its tokens per second against the same load without speculation.
+
+        server, data: what to call its setting and its data set beside the others of the file
+        """
+        points = list(self.data["points"].values())
         base = {
-            (p["dataset"], p["concurrency"]): p["output_tokens_per_second"]
+            (p["dataset"], p["file"], p["concurrency"]): p["output_tokens_per_second"]
             for p in points
             if p["algorithm"] == "none"
         }
         rows = []
         for point in points:
-            without = base.get((point["dataset"], point["concurrency"]))
+            without = base.get((point["dataset"], point["file"], point["concurrency"]))
             speed = point["output_tokens_per_second"]
-            rows.append({**point, "ratio": speed / without if without and speed else None})
+            ratio = speed / without if without and speed else None
+            names = {"server": _server(point, points), "data": _data(point, points)}
+            rows.append({**point, **names, "ratio": ratio})
         return rows
 
     def markdown(self) -> str:
         """One row per load, the servers side by side; then what was measured with what."""
         rows = self.ratios()
-        names = list(dict.fromkeys(_name(r) for r in rows if r["algorithm"] != "none"))
-        loads = list(dict.fromkeys((r["dataset"], r["concurrency"]) for r in rows))
-        found = {(r["dataset"], r["concurrency"], _name(r)): r for r in rows}
+        names = list(dict.fromkeys(r["server"] for r in rows if r["algorithm"] != "none"))
+        loads = list(dict.fromkeys((r["data"], r["concurrency"]) for r in rows))
+        found = {(r["data"], r["concurrency"], r["server"]): r for r in rows}
         heads = [f"{n}, tok/s (ratio, acceptance length)" for n in names]
         lines = [_row(["data", "at a time", "no speculation, tok/s", *heads])]
         lines.append("|---" * (3 + len(names)) + "|")
@@ -123,7 +136,8 @@ class Results:
         said = f"{machine['device']}, {machine['cpus']} CPUs, SGLang {machine['sglang']}"
         said += f", torch {machine['torch']}; {load['tool']}, {load['output_tokens']} tokens out"
         said += f"; load average {min(busy):.1f} to {max(busy):.1f}" if busy else ""
-        passed = [name for name, gate in self.data["gates"].items() if gate["exit_code"] == 0]
+        gates = list(self.data["gates"].values())
+        passed = [_server(gate, gates) for gate in gates if gate["exit_code"] == 0]
         said += f". Lossless gate passed: {', '.join(passed) or 'none'}."
         return "\n".join([*lines, "", f"{said} {self.unsteady()}".rstrip(), ""])
 
@@ -138,8 +152,17 @@ class Results:
         )
 
 
-def _name(row: dict[str, Any]) -> str:
-    return row["algorithm"] + ("" if row["gamma"] is None else f", {row['gamma']} drafts")
+def _server(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The setting; its draft only where the algorithm has been run with several."""
+    name = str(row["algorithm"]) + ("" if row["gamma"] is None else f", {row['gamma']} drafts")
+    drafts = {other["draft"] for other in rows if other["algorithm"] == row["algorithm"]}
+    return name if len(drafts) == 1 else f"{name}, {row['draft']}"
+
+
+def _data(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The data set; its file only where several have had the name."""
+    files = {other["file"] for other in rows if other["dataset"] == row["dataset"]}
+    return str(row["dataset"]) if len(files) == 1 else f"{row['dataset']}={row['file']}"
 
 
 def _cell(row: dict[str, Any] | None) -> str:

@@ -35,7 +35,7 @@ def _figures(speed: float) -> dict[str, float]:
 def test_settings_and_their_flags() -> None:
     none, three, seven = grid.settings(["dspark=d"], [3, 7])
     assert none.flags == []
-    assert three.key == "DSPARK, gamma 3"
+    assert three.key == "DSPARK, gamma 3, d"
     assert seven.flags == [
         "--speculative-algorithm",
         "DSPARK",
@@ -68,6 +68,37 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "b.png").stat().st_size > 1000
 
 
+def test_another_draft_or_file_is_measured_anew(tmp_path: Path) -> None:
+    results = Results(tmp_path / "b.json", ARGV, Load())
+    none, mine, other = grid.settings(["DSPARK=d", "DSPARK=e"], [3])
+    results.data["gates"][mine.key] = {"exit_code": 0}
+    assert results.passed(mine)
+    assert not results.passed(other)
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    data = [grid.datasets([f"x={tmp_path / name}"])[0] for name in ("a", "b")]
+    points = grid.points([none, mine, other], data, (1,))
+    for point, speed in zip(points, (10, 20, 15, 40, 25), strict=False):
+        results.keep_point(point, _figures(speed))
+    assert Results(tmp_path / "b.json", ARGV, Load()).missing(points) == points[-1:]
+    a, b = (f"x={tmp_path / name}" for name in ("a", "b"))
+    assert [(r["server"], r["data"], r["ratio"]) for r in results.ratios()] == [
+        ("none", a, 1.0),
+        ("none", b, 1.0),
+        ("DSPARK, 3 drafts, d", a, 1.5),
+        ("DSPARK, 3 drafts, d", b, 2.0),
+        ("DSPARK, 3 drafts, e", a, 2.5),
+    ]
+
+
+def test_a_draft_of_a_folder_is_the_same_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert grid.settings(["DSPARK=d"], [None])[1].draft == str(tmp_path / "d")
+
+
 def test_a_setting_needs_its_gate(tmp_path: Path) -> None:
     results = Results(tmp_path / "b.json", ARGV, Load())
     none, three, _ = grid.settings(["DSPARK=d"], [3, 7])
@@ -88,6 +119,12 @@ def test_refuses_results_of_other_loads(tmp_path: Path) -> None:
     out.write_text(json.dumps({"points": []}))
     with pytest.raises(CannotTest, match="expected results of bench"):
         Results(out, ARGV, Load())
+    first = Results(tmp_path / "c.json", ARGV, Load())
+    first.keep_point(_points()[0], _figures(1))
+    del first.data["points"][_points()[0].key]["draft"]
+    out.write_text(json.dumps(first.data))
+    with pytest.raises(CannotTest, match="an earlier version"):
+        Results(out, ARGV, Load())
 
 
 REFUSED = {
@@ -95,6 +132,8 @@ REFUSED = {
     "port": (("--", "--port", "1"), "ports are chosen"),
     "no draft": (("--with", "DSPARK", "--", "--model-path", "m"), "expected ALGORITHM=DRAFT"),
     "data set": (("--dataset", "sharegpt", "--", "--model-path", "m"), "name a local file"),
+    "algorithm": (("--with", "DSPRK=x", "--", "--model-path", "m"), "Did you mean DSPARK"),
+    "one name": (("--dataset", "code", "--dataset", "code", "--", "--model-path", "m"), "twice"),
     "no file": (("--dataset", "x=/no/such", "--", "--model-path", "m"), "expected a file"),
     "gamma": (("--gamma", "a", "--", "--model-path", "m"), "--gamma: expected numbers"),
     "tool": (("--tool", "wrk", "--", "--model-path", "m"), "--tool: expected some of"),
