@@ -21,6 +21,7 @@ from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.launcher.paths import demo_folder_names, demo_paths, resolve_demo
 from sglang_ext.launcher.process import StartError, running
 from sglang_ext.launcher.rules import Finding, require
+from sglang_ext.launcher.surroundings import NODE, require_room
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -43,7 +44,9 @@ def launch(
         str | None, typer.Option(help=f"Write what a cluster runs: {', '.join(WRITERS)}.")
     ] = None,
     nnodes: Annotated[int | None, typer.Option(min=1, help="Nodes of this server.")] = None,
-    node_rank: Annotated[int, typer.Option(min=0, help="This node's rank, from 0.")] = 0,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="This node's rank, from 0 (the default).")
+    ] = None,
     dist_init_addr: Annotated[
         str | None, typer.Option(help="HOST:PORT of node 0, the same on all nodes.")
     ] = None,
@@ -73,9 +76,12 @@ def launch(
     composed = compose(catalog.preset(name), settings or (), extra or ())
     notes = require(composed)
     if emit is not None:
-        typer.echo(_writer(emit)(resolve_demo(composed, demo_folder_names)), nl=False)
+        write = _writer(emit)
+        options = dict(zip(NODE, (nnodes, node_rank, dist_init_addr), strict=True))
+        require_room(composed, emit, {k: v for k, v in options.items() if v is not None})
+        typer.echo(write(resolve_demo(composed, demo_folder_names)), nl=False)
         return
-    on_node = _on_node(composed, nnodes, node_rank, dist_init_addr, dry_run)
+    on_node = _on_node(composed, nnodes, node_rank or 0, dist_init_addr, dry_run)
     if dry_run:
         _print_dry_run(resolve_demo(on_node, demo_folder_names), notes, as_json)
         return

@@ -101,6 +101,33 @@ def test_emitted_yaml_is_the_same_command(name: str, tmp_path: Path) -> None:
     assert vars(parser.parse_args(merged)) == vars(parser.parse_args(launch.argv()))
 
 
+def test_a_yaml_of_several_nodes_is_joined_by_the_words_of_its_header(tmp_path: Path) -> None:
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    parser, _ = _parser()
+    launch = compose(catalog.preset("deepseek-v3.2-2x8xh200-low-latency"))
+    path = tmp_path / "server.yaml"
+    path.write_text(to_yaml(launch))
+    words = ["--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "h:1"]
+    merged = ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(path), *words])
+    same = for_node(launch, 2, 1, "h:1").argv()
+    assert vars(parser.parse_args(merged)) == vars(parser.parse_args(same))
+
+
+def test_text_that_looks_like_a_number_reaches_sglang_as_written(tmp_path: Path) -> None:
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    parser, _ = _parser()
+    given = {"api_key": "0123456", "revision": "12345e67", "served_model_name": "true"}
+    settings = [f"{name}={value}" for name, value in given.items()]
+    launch = compose(catalog.preset("demo-cpu-balanced"), settings)
+    path = tmp_path / "server.yaml"
+    path.write_text(to_yaml(launch))
+    merged = ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(path)])
+    for words in (launch.argv(), merged):
+        assert given.items() <= vars(parser.parse_args(words)).items()
+
+
 def _checkpoints(folder: Path) -> dict[str, str]:
     """Directories with the config.json of every model and draft, by the path that launches use."""
     places: dict[str, str] = {}

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from sglang_ext.cli import app
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.diagnose import explain
+from sglang_ext.launcher.emit import WRITERS
+from sglang_ext.launcher.kubernetes import k8s_name
 
 runner = CliRunner()
 TWO_NODES = "deepseek-v3.2-2x8xh200-low-latency"
@@ -156,7 +158,7 @@ def test_a_bash_script_runs_the_same_words(tmp_path: Path) -> None:
     assert words[2:-4] == shown["argv"]
 
 
-@pytest.mark.parametrize("name", ["demo-cpu-balanced", TWO_NODES])
+@pytest.mark.parametrize("name", ["qwen3-8b-8xh100-balanced", TWO_NODES])
 def test_kubernetes_manifest_has_the_shape_of_a_leader_worker_set(name: str) -> None:
     documents = list(yaml.safe_load_all(run("launch", name, "--emit", "k8s-lws")))
     workers, service = documents
@@ -169,6 +171,8 @@ def test_kubernetes_manifest_has_the_shape_of_a_leader_worker_set(name: str) -> 
     assert template["size"] == nodes
     for role in ("leader", "worker"):
         _assert_pod(template[f"{role}Template"], nodes)
+    # LeaderWorkerSet's own Service has the set's name.
+    assert service["metadata"]["name"] == f"{workers['metadata']['name']}-leader"
     selector = service["spec"]["selector"]
     assert selector.items() <= template["leaderTemplate"]["metadata"]["labels"].items()
     assert not selector.items() <= template["workerTemplate"]["metadata"]["labels"].items()
@@ -180,7 +184,116 @@ def _assert_pod(template: dict[str, Any], nodes: int) -> None:
     assert all(isinstance(word, str) for word in container["command"])
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    assert ("$(LWS_WORKER_INDEX)" in container["command"]) == (nodes > 1)
+    many = nodes > 1
+    assert ("$(LWS_WORKER_INDEX)" in container["command"]) == many
+    assert container["resources"]["limits"].get("rdma/ib") == ("1" if many else None)
+    pinned = {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert container.get("securityContext") == (pinned if many else None)
+    env = {entry["name"]: entry for entry in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts["models"] == env["HF_HOME"]["value"]
+    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["optional"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("8b", "sglang-8b"),
+        ("___", "sglang"),
+        ("Mine_1.x", "mine-1-x"),
+        ("a" * 47 + "-b", "a" * 47),
+        ("é", "sglang"),
+    ],
+)
+def test_a_kubernetes_name_is_a_label_that_leaves_room(name: str, label: str) -> None:
+    assert k8s_name(name) == label
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("yaml", ("port: 31000", "host: 10.0.0.7")),
+        ("bash", ('--host "${SGLANG_HOST:-10.0.0.7}" --port "${SGLANG_PORT:-31000}"',)),
+        ("slurm", ('--host "${SGLANG_HOST:-10.0.0.7}" --port "${SGLANG_PORT:-31000}"',)),
+        ("ray", ('"SGLANG_HOST", "10.0.0.7"', '"SGLANG_PORT", "31000"')),
+        ("k8s-lws", ("- 10.0.0.7", "- '31000'", "containerPort: 31000", "port: 31000",
+                     "targetPort: 31000")),
+    ],
+)  # fmt: skip
+def test_an_emitted_file_listens_where_the_user_said(kind: str, lines: tuple[str, ...]) -> None:
+    text = run("launch", TWO_NODES, "--emit", kind, "--set", "port=31000", "--set", "host=10.0.0.7")
+    assert all(line in text for line in lines), text
+    assert "30000" not in text
+    assert "0.0.0.0" not in text
+
+
+def test_settings_win_over_the_manifests_own_environment() -> None:
+    text = run("launch", TWO_NODES, "--emit", "k8s-lws", "--set", "HF_HOME=/x", "--set",
+               "HF_TOKEN=y")  # fmt: skip
+    workers, _ = yaml.safe_load_all(text)
+    pod = workers["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    (container,) = pod["containers"]
+    assert container["env"][:2] == [
+        {"name": "HF_HOME", "value": "/x"}, {"name": "HF_TOKEN", "value": "y"},
+    ]  # fmt: skip
+    assert {"name": "models", "mountPath": "/x"} in container["volumeMounts"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(
+    ("words", "flag", "remedy"),
+    [
+        (("--", "--port", "31000"), "--port", "Use --set port=31000."),
+        (("--", "--host=h"), "--host", "Use --set host=h."),
+        (("--", "--nnodes", "2"), "--nnodes", "Leave it out"),
+        (("--", "--node-rank", "1"), "--node-rank", "Leave it out"),
+        (("--", "--nccl-init-addr", "h:1"), "--dist-init-addr", "Leave it out"),
+        (("--set", "nnodes=2"), "--nnodes", "Leave it out"),
+        (("--nnodes", "2"), "--nnodes", "Leave it out"),
+        (("--node-rank", "0"), "--node-rank", "Leave it out"),
+        (("--dist-init-addr", "h:1"), "--dist-init-addr", "Leave it out"),
+    ],
+)
+def test_what_a_file_has_no_place_for_is_refused(
+    kind: str, words: tuple[str, ...], flag: str, remedy: str
+) -> None:
+    said = run("launch", TWO_NODES, "--emit", kind, *words, code=2)
+    assert flag in said
+    assert remedy in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "setting", "said"),
+    [
+        ("bash", TWO_NODES, "host=$(id)", "a name or an address"),
+        ("k8s-lws", TWO_NODES, "host=127.0.0.1", "other pods"),
+        ("k8s-lws", "demo-cpu-balanced", "port=31000", "a model that a pod can fetch"),
+        ("k8s-lws", TWO_NODES, "model-path=demo:target", "a model that a pod can fetch"),
+    ],
+)
+def test_what_a_file_could_not_serve_is_refused(
+    kind: str, name: str, setting: str, said: str
+) -> None:
+    assert said in run("launch", name, "--emit", kind, "--set", setting, code=2)
+
+
+@pytest.mark.parametrize("name", ["demo-cpu-balanced", TWO_NODES])
+def test_only_gpus_that_are_there_are_asked_for(name: str) -> None:
+    slurm, ray = (run("launch", name, "--emit", kind) for kind in ("slurm", "ray"))
+    on_gpus = name == TWO_NODES
+    assert ("#SBATCH --gpus-per-node=8\n" in slurm) == ("gpus" in slurm) == on_gpus
+    assert "#SBATCH --exclusive\n#SBATCH --mem=0\n" in slurm
+    assert f"GPUS = {8 if on_gpus else 0}\n" in ray
+    (bundle,) = (line for line in ray.splitlines() if line.startswith("BUNDLE = "))
+    scope: dict[str, Any] = {"GPUS": 8 if on_gpus else 0}
+    exec(bundle, scope)
+    assert scope["BUNDLE"] == ({"GPU": 8, "CPU": 1} if on_gpus else {"CPU": 1})
+
+
+def test_the_yaml_of_several_nodes_says_how_they_are_joined() -> None:
+    many = run("launch", TWO_NODES, "--emit", "yaml").splitlines()[0]
+    assert many.endswith("--config FILE --nnodes 2 --node-rank R --dist-init-addr HOST:PORT")
+    assert run("launch", "demo-cpu-balanced", "--emit", "yaml").splitlines()[0].endswith("FILE")
 
 
 def test_ray_script_is_python_with_the_launchs_arguments() -> None:
