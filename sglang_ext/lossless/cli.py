@@ -101,15 +101,18 @@ def lossless(
         )
         with ended_by_sigterm(), servers as opened, _Progress(console) as progress:
             result = suite.run(opened, asked, plan, progress.stage, progress.counted)
+        print_result(result, Console(width=None if Console().is_terminal else 140))
+        if json_file is not None:
+            json_file.write_text(as_json(result) + "\n", encoding="utf-8")
+        if report is not None:
+            write_report(result, report)
     except (CannotTest, RefusedRequest, InputError) as error:
         _give_up(str(error))
     except KeyboardInterrupt:
         _give_up("ended by the user; the servers that were started have been stopped")
-    print_result(result, Console(width=None if Console().is_terminal else 140))
-    if json_file is not None:
-        json_file.write_text(as_json(result) + "\n", encoding="utf-8")
-    if report is not None:
-        write_report(result, report)
+    except Exception as error:
+        # Python would end with 1, which says that a difference was found.
+        _give_up(" ".join(f"unexpected {type(error).__name__}: {error}".split()))
     raise typer.Exit(result.exit_code)
 
 

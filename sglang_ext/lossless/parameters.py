@@ -39,7 +39,10 @@ def _differs(free: Answer, held: Answer, _: Sampling, __: float) -> bool:
 def _is_greedy(free: Answer, held: Answer, _: Sampling, bound: float) -> bool:
     """The greedy answer, or one of tokens that are each the likeliest up to rounding."""
     gaps = [t.top[0][1] - t.logprob for t in held.tokens if t.logprob is not None and t.top]
-    return free.keys == held.keys or (len(gaps) == len(held.tokens) and max(gaps) <= bound)
+    if free.keys == held.keys:
+        return True
+    # An empty answer shows no choice at all.
+    return bool(gaps) and len(gaps) == len(held.tokens) and max(gaps) <= bound
 
 
 def _ended(_: Answer, held: Answer, __: Sampling, ___: float) -> bool:

@@ -11,6 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sglang_ext.cli import app
+from sglang_ext.lossless import parameters
+from sglang_ext.lossless.types import Answer, Sampling, Token
 from tests.unit.fake_openai import Change, FakeServer
 
 SIZES = (
@@ -215,3 +217,23 @@ def test_a_base_that_disagrees_with_itself_ends_undecided(tmp_path: Path) -> Non
         code, found = _check(server, lambda _, logits: logits, tmp_path)
     assert code == 2
     assert _state(found, "base against itself") == "could not test"
+
+
+def test_an_answer_without_tokens_is_no_crash() -> None:
+    free, held = Answer((Token("a", -0.1),), "a", "length", 1), Answer((), "", "stop", 0)
+    assert not parameters._is_greedy(free, held, Sampling(4), 0.1)
+    assert parameters._is_greedy(held, held, Sampling(4), 0.1)
+
+
+def test_the_unexpected_is_not_a_difference(
+    base: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("no\nsuch row")
+
+    monkeypatch.setattr("sglang_ext.lossless.suite.run", broken)
+    result = _run("--base", base.url, "--spec", base.url, *QUICK)
+    assert result.exit_code == 2
+    *_, said = result.output.splitlines()
+    assert said == "could not test: unexpected IndexError: no such row"
+    assert "Traceback" not in result.output
