@@ -167,7 +167,8 @@ def _local_model(directory: Path) -> Model:
     if "dspark_target_layer_ids" in config:
         gamma = int(config.get("dspark_block_size", 5))
         drafts["dspark"] = Draft("dspark", "", gamma, {}, "in the checkpoint")
-    where = str(directory)
+    # A preset of it is read from other folders too.
+    where = str(directory.absolute())
     return Model(where, where, config, drafts, f"{directory / 'config.json'}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError, nearest
@@ -91,7 +90,12 @@ def from_file(path: Path) -> Curve:
         ConfigError: a field is missing, unknown, or no probability.
     """
     f = Fields(load_mapping(path), str(path), ("conditional", "source"))
-    rates: Any = f.numbers("conditional")
+    return Curve(conditional(f), "measured", f.text("source", str(path)))
+
+
+def conditional(f: Fields) -> tuple[float, ...]:
+    """The field of that name. Raises ConfigError where it holds no probabilities."""
+    rates = f.numbers("conditional")
     if not rates or not all(0 <= rate <= 1 for rate in rates):
         raise f.error("conditional", "probabilities, one per drafted position", list(rates))
-    return Curve(tuple(rates), "measured", f.text("source", str(path)))
+    return rates

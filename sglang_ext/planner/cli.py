@@ -24,6 +24,7 @@ from sglang_ext.planner.validate import validate
 
 
 def plan(
+    ctx: typer.Context,
     model: Annotated[
         str | None, typer.Option(help="A name in launch/base, or a directory with config.json.")
     ] = None,
@@ -80,9 +81,11 @@ def plan(
     output_file("--plot", plot_file, (".png", ".svg", ".pdf"))
     _need("--plot", plot_file, "--table", table)
     if table is not None:
+        _only(ctx, "--table", "--plot", "--json")
         _print_table(table, as_json, plot_file)
         return
     if validate_file is not None:
+        _only(ctx, "--validate", "--json")
         _print_validation(validate_file, as_json)
         return
     question = Question(
@@ -108,6 +111,22 @@ def _need(option: str, value: object, needed: str, there: object) -> None:
         raise ConfigError(
             "plan", option, expected=f"{needed} beside it", found="none", remedy=f"Add {needed}."
         )
+
+
+def _only(ctx: typer.Context, option: str, *beside: str) -> None:
+    """Every other option would be passed over, which is a mistake."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(str(parameter.name))
+        given = source is not None and source.name == "COMMANDLINE"
+        name = parameter.opts[0]
+        if given and name not in (option, *beside):
+            raise ConfigError(
+                "plan",
+                name,
+                expected=f"only {' or '.join(beside)} beside {option}",
+                found=f"{name} and {option}",
+                remedy="Drop one of the two.",
+            )
 
 
 def _given(value: str | None, option: str, known: list[str]) -> str:

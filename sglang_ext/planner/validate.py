@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sglang_ext.core.layout import LayoutError
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.fields import Fields
-from sglang_ext.planner.acceptance import Curve
+from sglang_ext.planner.acceptance import Curve, conditional
 from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.search import Question, predict
 from sglang_ext.planner.shape import read_shape
@@ -133,8 +134,10 @@ def _point(raw: dict[str, Any], where: str) -> Point:
         f.mapping("load"), f"{where}, load", ("input_tokens", "output_tokens", "concurrency")
     )
     model, hardware = catalog.model(f.text("model")), catalog.hardware(f.text("hardware"))
-    layout = _layout(f.mapping("layout"), where)
-    curve = Curve(f.numbers("conditional"), "measured", where) if "conditional" in raw else None
+    layout = _layout(f.mapping("layout"), f"{where}, layout", model, hardware)
+    curve = Curve(conditional(f), "measured", where) if "conditional" in raw else None
+    if curve and not layout.algorithm:
+        raise f.error("conditional", "an algorithm in `layout` beside it", "none")
     question = Question(
         model,
         hardware,
@@ -158,12 +161,41 @@ def _point(raw: dict[str, Any], where: str) -> Point:
     return Point(_region(question.load), setting, layout.name, measured, predicted)
 
 
-def _layout(raw: dict[str, Any], where: str) -> Layout:
-    known = tuple(field.name for field in fields(Layout))
-    f = Fields(raw, f"{where}, layout", known)
-    f.whole("replicas", at_least=1)
-    f.whole("tp", at_least=1)
-    return Layout(**raw)
+def _layout(
+    raw: dict[str, Any], where: str, model: catalog.Model, hardware: catalog.Hardware
+) -> Layout:
+    f = Fields(raw, where, tuple(field.name for field in fields(Layout)))
+    algorithm = f.text("algorithm", "")
+    if algorithm and not model.drafts:
+        raise f.error("algorithm", f"none, since {model.name} has no known draft", algorithm)
+    if algorithm:
+        f.one_of("algorithm", tuple(model.drafts))
+    elif "gamma" in raw:
+        raise f.error("gamma", "an `algorithm` beside it", "none")
+    layout = Layout(
+        replicas=f.whole("replicas", at_least=1),
+        tp=f.whole("tp", at_least=1),
+        dp=f.whole("dp", 1, at_least=1),
+        cp=f.whole("cp", 1, at_least=1),
+        ep=f.whole("ep", 1, at_least=1),
+        a2a=f.one_of("a2a", ("none", "deepep")) if "a2a" in raw else "none",
+        tbo=f.flag("tbo", False),
+        algorithm=algorithm,
+        gamma=f.whole("gamma", at_least=1) if algorithm else 0,
+        redundant=f.whole("redundant", 0),
+        sbo=f.flag("sbo", False),
+        pp=f.whole("pp", 1, at_least=1),
+    )
+    try:
+        ranks = layout.replicas * layout.ranks(nodes=1).world
+    except LayoutError as error:
+        broken = "; ".join(rule.text for rule in error.rules)
+        raise f.error("sizes", broken, str(error.asked)) from error
+    if ranks > hardware.gpus:
+        raise f.error(
+            "replicas x tp x pp", f"at most the {hardware.gpus} ranks of {hardware.name}", ranks
+        )
+    return layout
 
 
 def _region(load: catalog.Load) -> str:

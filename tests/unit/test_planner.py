@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -370,14 +371,37 @@ def test_a_plan_becomes_a_preset_that_launch_takes(tmp_path: Path) -> None:
     assert "--speculative-algorithm" in json.loads(shown.output)["argv"]
 
 
-def test_a_plan_of_a_local_config(tmp_path: Path) -> None:
+def test_a_plan_of_a_local_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(catalog.model("qwen3-8b").config))
     preset = tmp_path / "p.yaml"
-    words = ["plan", "--model", str(tmp_path), "--hardware", "h100", "--gpus", "2"]
-    result = runner.invoke(app, [*words, "--preset", str(preset)])
+    words = ["plan", "--model", f"./{tmp_path.name}", "--hardware", "h100", "--gpus", "2"]
+    with monkeypatch.context() as moved:
+        moved.chdir(tmp_path.parent)
+        result = runner.invoke(app, [*words, "--preset", str(preset)])
     assert result.exit_code == 0, result.output
+    assert yaml.safe_load(preset.read_text())["model"] == str(tmp_path)
     shown = runner.invoke(app, ["launch", str(preset), "--dry-run"])
     assert str(tmp_path) in shown.output
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ("--table mtp", "--preset p.yaml"),
+        ("--table mtp", "--model demo"),
+        ("--table mtp", "--validate x"),
+        ("--table mtp", "--input-tokens 4096"),
+        ("--validate x", "--hardware 8xh100"),
+    ],
+)
+def test_an_option_that_would_be_passed_over_is_refused(
+    first: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, ["plan", *first.split(), *other.split()])
+    assert result.exit_code == 2
+    assert f"plan, {other.split()[0]}: expected only" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_picture_shows_every_rank_with_its_experts(tmp_path: Path) -> None:
@@ -402,6 +426,11 @@ def _result(tokens: float, **layout: int | str) -> str:
             "throughput": tokens,
         }
     )  # fmt: skip
+
+
+def _with_rates(rate: float, **layout: int | str) -> str:
+    point = json.loads(_result(1.0, replicas=1, tp=8, **layout))
+    return json.dumps(point | {"model": "qwen3-8b", "conditional": [rate]})
 
 
 def test_validation_of_perfect_and_of_inverted_results(tmp_path: Path) -> None:
@@ -432,6 +461,21 @@ def test_validation_of_perfect_and_of_inverted_results(tmp_path: Path) -> None:
         ("[]", "line"),
         (_result(1.0, tp=8), "replicas"),
         (_result(1.0, replicas=1, tp=8, sp=2), "sp"),
+        (_result(1.0, replicas=1, tp=8, dp="4"), "dp: expected a whole number"),
+        (_result(1.0, replicas=1, tp=8, dp=0), "dp: expected a whole number"),
+        (_result(1.0, replicas=1, tp=8, pp=0), "pp: expected a whole number"),
+        (_result(1.0, replicas=1, tp=8, dp=3), "dp . cp divides tp"),
+        (_result(1.0, replicas=1, tp=8, ep=3), "divides tp"),
+        (_result(1.0, replicas=2, tp=8), "at most the 8 ranks"),
+        (_result(1.0, replicas=1, tp=8, pp=2), "at most the 8 ranks"),
+        (_result(1.0, replicas=1, tp=8, tbo="no"), "tbo: expected true or false"),
+        (_result(1.0, replicas=1, tp=8, a2a="x"), "a2a: expected one of none, deepep"),
+        (_result(1.0, replicas=1, tp=8, algorithm="dspark", gamma=3), "algorithm: expected none"),
+        (_with_rates(0.5, algorithm="eagle", gamma=3), "algorithm: expected one of dspark"),
+        (_with_rates(0.5, algorithm="dspark"), "gamma: expected"),
+        (_result(1.0, replicas=1, tp=8, gamma=3), "gamma: expected an `algorithm`"),
+        (_with_rates(2.0, algorithm="dspark", gamma=5), "conditional: expected probabilities"),
+        (_with_rates(0.5), "conditional: expected an algorithm"),
         (_result(0.0, replicas=1, tp=8), "throughput"),
         (_result(1.0, replicas=1, tp=8).replace("8xh200", "8xh201"), "GPU"),
         ("", "file"),
