@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sglang_ext.inputs import InputError, output_folder
+from sglang_ext.inputs import InputError
+from sglang_ext.tiny_model.folder import own_folder
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -33,7 +34,9 @@ class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-Out = Annotated[Path, typer.Option("--out", help="Folder to write; made if missing.")]
+Out = Annotated[
+    Path, typer.Option("--out", help="Folder to write; another's checkpoint in it is kept.")
+]
 Layers = Annotated[int, typer.Option(min=1, help="Decoder layers.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random weights.")]
 Type = Annotated[Dtype, typer.Option("--dtype", help="Element type of what is not quantised.")]
@@ -78,7 +81,7 @@ def deepseek_v4(
         raise typer.BadParameter("--with-dspark and --with-mtp: expected one of them, found both")
     with _mistakes():
         write(
-            output_folder("--out", out),
+            own_folder("--out", out),
             layers=layers,
             with_dspark=with_dspark,
             with_mtp=with_mtp,
@@ -112,7 +115,7 @@ def deepseek_v32(
         raise typer.BadParameter("expected none or fp8 for DeepSeek-V3.2, found fp4")
     with _mistakes():
         write(
-            output_folder("--out", out),
+            own_folder("--out", out),
             seed=seed,
             dtype=getattr(torch, dtype.value),
             fp8_block=(128, 128) if quant is Storage.FP8 else None,

@@ -16,6 +16,7 @@ from torch import Tensor
 from sglang_ext.core.quant import quantise_fp8
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config, parse
 from sglang_ext.srt.models.deepseek_v32_names import SCALE_SUFFIX, layer_tensors, required_tensors
+from sglang_ext.tiny_model.folder import MARK, WEIGHTS
 
 # What stays unquantised in the published fp8 checkpoint.
 _KEPT_WIDE = ("embed_tokens", "lm_head", "mlp.gate.", "weights_proj", "eh_proj")
@@ -145,10 +146,10 @@ def write(
         }
     tensors = random_tensors(parse(raw), seed=seed, mixing=mixing)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(raw, indent=1))
+    (folder / "config.json").write_text(json.dumps(raw | MARK, indent=1))
     save_file(
         stored(tensors, fp8_block=fp8_block, dtype=dtype),
-        folder / "model.safetensors",
+        folder / WEIGHTS,
         metadata={"format": "pt"},
     )
     return folder

@@ -22,6 +22,7 @@ from sglang_ext.srt.models.deepseek_v4_names import (
     mtp_tensors,
     required_tensors,
 )
+from sglang_ext.tiny_model.folder import MARK, WEIGHTS
 from sglang_ext.tiny_model.tokenizer import EOS, MASK, PAD, save_tokenizer
 
 Quant = Literal["none", "fp8", "fp4"]
@@ -224,7 +225,7 @@ def write(
         raw["expert_dtype"] = quant
     tensors = stored(random_tensors(raw, seed=seed, mixing=mixing), quant, dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(raw, indent=1))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(raw | MARK, indent=1))
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     save_tokenizer(folder, raw["vocab_size"], eos=_EOS, chat=_CHAT)
     return folder

@@ -93,7 +93,7 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     ("demo prepare", "--cache-dir", ("/dev/null/x", "/proc/x"), ""),
     ("demo run", "--cache-dir", ("/dev/null/x",), ""),
     ("demo run --cache-dir /dev/null/x", "--port", ("0", "99999", "x"), ""),
-    *((f"tiny-model {m}", "--out", ("binary", "/proc/x"), "") for m in
+    *((f"tiny-model {m}", "--out", ("binary", "/proc/x", "llama"), "") for m in
       ("deepseek-v4", "deepseek-v3.2")),
     *((f"tiny-model {m} --out o", o, values, "") for m in ("deepseek-v4", "deepseek-v3.2")
       for o, values in (
@@ -193,6 +193,29 @@ def test_bad_input_is_an_error_with_code_2(
         said = result.output.lower()
         assert "traceback" not in said, words
         assert "expected" in said or "invalid" in said or "usage:" in said, (words, result.output)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v4", "deepseek-v3.2"])
+def test_a_tiny_model_is_written_over_its_own_alone(model: str, tmp_path: Path) -> None:
+    out, layers = tmp_path / "out", {"deepseek-v4": 3, "deepseek-v3.2": 1}[model]
+    words = ["tiny-model", model, "--out", str(out), "--layers", str(layers)]
+    for seed in ("1", "2"):
+        result = CliRunner().invoke(app, [*words, "--seed", seed])
+        assert result.exit_code == 0, result.output
+    config, weights = out / "config.json", out / "model.safetensors"
+    written = {file: file.read_bytes() for file in (config, weights)}
+    (out / "model-00001.safetensors").write_text("another's")
+    assert CliRunner().invoke(app, words).exit_code == 2
+    (out / "model-00001.safetensors").unlink()
+    config.unlink()
+    assert CliRunner().invoke(app, words).exit_code == 2
+    for text in ('{"model_type": "llama"}', "{", "[]"):
+        config.write_text(text)
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2
+        assert f"found {config}. Name another folder" in result.output
+        assert config.read_text() == text
+    assert weights.read_bytes() == written[weights]
 
 
 def _options(command: Any, path: str) -> Iterator[tuple[str, str]]:
