@@ -131,7 +131,6 @@ def test_a_dead_rank_of_another_node_is_named(stand: Stand, nodes: tuple[Node, N
         # SGLang's launcher of a later node ends with 0 whatever became of its ranks.
         assert second.parent.wait(second.pid, SECONDS) is not None, second.log()[-3000:]
         assert group_is_gone(first.pid)
-    assert f"{victim.pid} terminated with -9" in second.log()
     assert f"lost was one of DP1 TP1 EP1 (node 1, {nodes[1].address})" in first.log()
 
 
