@@ -33,6 +33,10 @@ def buffer_bytes(max_tokens: int, hidden: int, ranks: int, experts: int) -> int:
     return slots * (3 * 2 * hidden + _LIVE * 4 * -(-hidden // FP8_BLOCK))
 
 
+# Buffers outlive the call that makes them, and the next may write outside inference mode.
+_writable_later = torch.inference_mode(mode=False)
+
+
 class LowLatencyExchange:
     """Slots of one group. Sizes may change between dispatches; a buffer is then made anew."""
 
@@ -111,6 +115,7 @@ class LowLatencyExchange:
 
         return collect
 
+    @_writable_later
     def outputs(self, handle: LowLatencyHandle, like: torch.device) -> Tensor:
         """[E/R, M*R, H] bfloat16 that expert outputs may be written into."""
         self._check_live(handle)
@@ -153,6 +158,7 @@ class LowLatencyExchange:
             )
         return arrived, copies
 
+    @_writable_later
     def _buffers(self, columns: list[Tensor], shape: tuple[int, int, int]) -> list[Tensor]:
         """This turn's buffers: rows [E/R, M*R, H] and, column-major, scales [E/R, M*R, w]."""
         experts, slots, _ = shape
