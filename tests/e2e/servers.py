@@ -27,6 +27,7 @@ FIRST_PORT = int(os.environ.get("SGLANG_EXT_TEST_PORT", "32000"))
 # From the default on they end below the ports that Linux hands out by itself (32768).
 PORTS = 600
 READY_SECONDS = float(os.environ.get("SGLANG_EXT_TEST_START_SECONDS", "180"))
+PORT_TAKEN = "address already in use"
 FATAL = ("Scheduler hit an exception", "leak detected", "double free", "use-after-free")
 
 # Small pools and one thread: tests measure nothing, and many servers share the machine.
@@ -215,13 +216,18 @@ class ServerPool:
             self._retire(self._servers.pop(other))
         while len(self._servers) >= self.alive:
             self._retire(self._servers.popitem(last=False)[1])
-        order, port, log = self._order(spec)
-        server = Server(spec, self.parent.start(order, log), port, log, self.parent)
-        try:
-            server.wait_ready()
-        except BaseException:
-            server.stop()
-            raise
+        for attempt in range(3):
+            order, port, log = self._order(spec)
+            server = Server(spec, self.parent.start(order, log), port, log, self.parent)
+            try:
+                server.wait_ready()
+            except BaseException as error:
+                server.stop()
+                # SGLang draws some ports at random, and a neighbour's may be this one.
+                if attempt < 2 and isinstance(error, StartFailure) and PORT_TAKEN in error.log:
+                    continue
+                raise
+            break
         self._servers[spec] = server
         return server
 
