@@ -180,9 +180,9 @@ def test_every_e4m3_code_and_scale_is_decoded(backend: Backend) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="the chunks of the Triton path")
 def test_indexer_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_ext.kernels.indexer_v32 import triton as op
+    from sglang_ext.kernels import ordered
 
-    monkeypatch.setattr(op, "CHUNK_ELEMENTS", 2 * 11 * 3)
+    monkeypatch.setattr(ordered, "CHUNK_ELEMENTS", 2 * 11 * 3)
     inputs = _index_inputs(2, 8, 2, 3, 11)
     found = select_tokens(*inputs, 4, implementation="triton")
     assert torch.equal(found, select_tokens_reference(*inputs, 4))

@@ -104,9 +104,9 @@ def test_indexer_without_rows_or_entries(backend: Backend) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="the chunks of the Triton path")
 def test_indexer_in_chunks(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_ext.kernels.indexer import triton as op
+    from sglang_ext.kernels import ordered
 
-    monkeypatch.setattr(op, "CHUNK_ELEMENTS", 2 * 11 * 3)
+    monkeypatch.setattr(ordered, "CHUNK_ELEMENTS", 2 * 11 * 3)
     inputs = _index_inputs(2, 8, 2, 3, 11)
     found = select_entries(*inputs, 4, implementation="triton")
     assert torch.equal(found, select_entries_reference(*inputs, 4))

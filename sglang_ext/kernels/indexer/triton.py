@@ -13,14 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_ext.core.indexer_v4 import choose
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
-from sglang_ext.kernels.ordered import chosen_values
+from sglang_ext.kernels.ordered import select_best
 
 _ROWS = 8
 _ENTRIES = 32
-# Scores that exist at a time, in elements: 256 MiB of float32.
-CHUNK_ELEMENTS = 1 << 26
 
 
 @triton.jit
@@ -88,18 +85,9 @@ def select_entries_triton(
     q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor, visible: Tensor, top_k: int
 ) -> Tensor:
     """See `api.select_entries`; contiguous arguments."""
-    batch, rows, _, _ = q.shape
-    entries = slots.shape[1]
-    width = min(top_k, entries)
-    if entries <= top_k:
-        seen = torch.arange(entries, device=slots.device) < visible.unsqueeze(-1)
-        return torch.where(seen, slots.unsqueeze(1), -1)
-    step = max(CHUNK_ELEMENTS // max(batch * entries, 1), 1)
-    out = slots.new_empty(batch, rows, width)
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        seen = visible[:, part].contiguous()
+
+    def scores(part: slice, seen: Tensor) -> Tensor:
         tiles = (q[:, part].contiguous(), weights[:, part].contiguous())
-        chosen = choose(index_scores_triton(*tiles, pool, slots, seen), seen, top_k)
-        out[:, part] = chosen_values(chosen, slots, width)
-    return out
+        return index_scores_triton(*tiles, pool, slots, seen)
+
+    return select_best(scores, slots, visible, top_k)

@@ -11,6 +11,7 @@ from sglang_ext.kernels.indexer_v32.torch_select import (
     select_tokens_fp8_torch,
     select_tokens_torch,
 )
+from sglang_ext.kernels.ordered import select_best
 
 
 def select_tokens(
@@ -45,14 +46,14 @@ def select_tokens(
     _check(q, weights, keys, visible, top_k)
     if not runs_triton("select_tokens", implementation, q.device):
         return select_tokens_torch(q, weights, keys, visible, top_k)
-    from sglang_ext.kernels.indexer_v32.triton import scores_triton, select_triton
+    from sglang_ext.kernels.indexer_v32.triton import scores_triton
 
     keys = keys.contiguous()
 
     def scores(part: slice, seen: Tensor) -> Tensor:
         return scores_triton(q[:, part].contiguous(), weights[:, part].contiguous(), keys, seen)
 
-    return select_triton(scores, keys.shape[1], visible, top_k)
+    return select_best(scores, _positions(keys), visible, top_k)
 
 
 def select_tokens_fp8(
@@ -98,13 +99,19 @@ def select_tokens_fp8(
     stored_keys = (as_bytes(key_codes).contiguous(), as_bytes(key_scale).contiguous())
     if not runs_triton("select_tokens_fp8", implementation, codes.device):
         return select_tokens_fp8_torch(stored_q, weights, stored_keys, visible, top_k)
-    from sglang_ext.kernels.indexer_v32.triton import byte_scores_triton, select_triton
+    from sglang_ext.kernels.indexer_v32.triton import byte_scores_triton
 
     def scores(part: slice, seen: Tensor) -> Tensor:
         rows = (stored_q[0][:, part].contiguous(), stored_q[1][:, part].contiguous())
         return byte_scores_triton(rows, weights[:, part].contiguous(), stored_keys, seen)
 
-    return select_triton(scores, key_codes.shape[1], visible, top_k)
+    return select_best(scores, _positions(key_codes), visible, top_k)
+
+
+def _positions(keys: Tensor) -> Tensor:
+    """[batch, tokens] int64, 0 .. tokens - 1."""
+    batch, tokens = keys.shape[:2]
+    return torch.arange(tokens, device=keys.device).expand(batch, -1)
 
 
 def _check(q: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, top_k: int) -> None:

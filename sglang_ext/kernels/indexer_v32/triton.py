@@ -9,25 +9,17 @@ scales, powers of two, come behind the sum of a block.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_ext.core.indexer_v32 import choose
 from sglang_ext.core.quant import FP8_BLOCK
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
-from sglang_ext.kernels.ordered import chosen_values
 from sglang_ext.kernels.quant.triton import e4m3_to_float, ue8m0_to_float
 
 _ROWS = 8
 _TOKENS = 32
-# Scores that exist at a time, in elements: 256 MiB of float32.
-CHUNK_ELEMENTS = 1 << 26
-
-Scores = Callable[[slice, Tensor], Tensor]
 
 
 @triton.jit
@@ -154,24 +146,4 @@ def byte_scores_triton(
         ROWS=_ROWS, HEADS=max(16, next_power_of_2(heads)), BLOCK=block,
         PADDED=max(16, next_power_of_2(block)), BLOCKS=cdiv(dim, block), TOKENS=_TOKENS,
     )  # fmt: skip
-    return out
-
-
-def select_triton(scores: Scores, tokens: int, visible: Tensor, top_k: int) -> Tensor:
-    """[batch, rows, min(top_k, tokens)] positions.
-
-    scores: gives those of some rows, [batch, rows of the slice, tokens], for their `visible`.
-    """
-    batch, rows = visible.shape
-    width = min(top_k, tokens)
-    column = torch.arange(tokens, device=visible.device)
-    if tokens <= top_k:
-        return torch.where(column < visible.unsqueeze(-1), column, -1)
-    step = max(CHUNK_ELEMENTS // max(batch * tokens, 1), 1)
-    out = column.new_empty(batch, rows, width)
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        seen = visible[:, part].contiguous()
-        chosen = choose(scores(part, seen), seen, top_k)
-        out[:, part] = chosen_values(chosen, column.expand(batch, -1), width)
     return out

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
+from sglang_ext.kernels.online_softmax import load_columns, weigh
 
 _HEADS = 16
 # Keys of a tile, warps and pipeline stages. Exact float32 products hold operands in registers.
@@ -22,26 +23,6 @@ _TILE = (32, 4, 2)
 _FLOAT32_TILE = (16, 8, 1)
 _ROWS = 32
 _FLOAT32_ROWS = 16
-
-
-@triton.jit
-def _load(base, row, live, dim, offset, width, COLUMNS: tl.constexpr):
-    """Columns offset .. offset + width of rows of `dim`, padded to COLUMNS."""
-    c = tl.arange(0, COLUMNS)
-    at = row.to(tl.int64)[:, None] * dim + offset + c[None, :]
-    return tl.load(base + at, live[:, None] & (c < width)[None, :], 0.0)
-
-
-@triton.jit
-def _weigh(scores, seen, total, top, norm):
-    """Weights of a tile of scores and the running sums they lead to; seen broadcasts to scores."""
-    scores = tl.where(seen, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
-    # Before the first key everything is -inf; subtracting 0 keeps NaN away.
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p = tl.exp(scores - anchor[:, None])
-    fade = tl.exp(top - anchor)
-    return p, total * fade[:, None], new_top, norm * fade + tl.sum(p, axis=1)
 
 
 @triton.jit
@@ -64,11 +45,11 @@ def _visible(
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     live = h < heads
-    query = _load(q + n * heads * dim, h, live, dim, 0, value_dim, VALUE)
+    query = load_columns(q + n * heads * dim, h, live, dim, 0, value_dim, VALUE)
     # Without a rest this tile is never looked at.
     rest = query
     if REST > 0:
-        rest = _load(q + n * heads * dim, h, live, dim, value_dim, dim - value_dim, REST)
+        rest = load_columns(q + n * heads * dim, h, live, dim, value_dim, dim - value_dim, REST)
     total = tl.zeros((HEADS, VALUE), dtype=tl.float32)
     top = tl.full((HEADS,), float("-inf"), tl.float32)
     norm = tl.zeros((HEADS,), dtype=tl.float32)
@@ -76,12 +57,14 @@ def _visible(
     seen = tl.load(visible + n)
     for start in range(0, seen, KEYS):
         j = start + tl.arange(0, KEYS)
-        value = _load(own, j, j < seen, dim, 0, value_dim, VALUE).to(query.dtype)
+        value = load_columns(own, j, j < seen, dim, 0, value_dim, VALUE).to(query.dtype)
         scores = tl.dot(query, tl.trans(value), input_precision="ieee")
         if REST > 0:
-            tail = _load(own, j, j < seen, dim, value_dim, dim - value_dim, REST).to(query.dtype)
+            tail = load_columns(own, j, j < seen, dim, value_dim, dim - value_dim, REST).to(
+                query.dtype
+            )
             scores += tl.dot(rest, tl.trans(tail), input_precision="ieee")
-        p, total, top, norm = _weigh(scores * scale, (j < seen)[None, :], total, top, norm)
+        p, total, top, norm = weigh(scores * scale, (j < seen)[None, :], total, top, norm)
         total += tl.dot(p.to(value.dtype), value, input_precision="ieee")
     # A row that sees nothing gives 0.
     result = total / tl.where(norm == 0.0, 1.0, norm)[:, None]
@@ -111,7 +94,7 @@ def _expanded(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     h = tl.program_id(1)
     width = heads * dim
-    query = _load(q + h * dim, n, n < rows, width, 0, dim, DIM)
+    query = load_columns(q + h * dim, n, n < rows, width, 0, dim, DIM)
     total = tl.zeros((ROWS, VALUE), dtype=tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     norm = tl.zeros((ROWS,), dtype=tl.float32)
@@ -119,11 +102,13 @@ def _expanded(
     end = tl.minimum(first + (tl.program_id(0) + 1) * ROWS, tokens)
     for start in range(0, end, KEYS):
         j = start + tl.arange(0, KEYS)
-        key = _load(keys + h * dim, j, j < tokens, width, 0, dim, DIM).to(query.dtype)
+        key = load_columns(keys + h * dim, j, j < tokens, width, 0, dim, DIM).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         seen = (j[None, :] <= first + n[:, None]) & (j < tokens)[None, :]
-        p, total, top, norm = _weigh(scores, seen, total, top, norm)
-        value = _load(values + h * value_dim, j, j < tokens, heads * value_dim, 0, value_dim, VALUE)
+        p, total, top, norm = weigh(scores, seen, total, top, norm)
+        value = load_columns(
+            values + h * value_dim, j, j < tokens, heads * value_dim, 0, value_dim, VALUE
+        )
         total += tl.dot(p.to(query.dtype), value.to(query.dtype), input_precision="ieee")
     c = tl.arange(0, VALUE)
     at = (n.to(tl.int64) * heads + h)[:, None] * value_dim + c[None, :]

@@ -17,20 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
+from sglang_ext.kernels.online_softmax import load_columns, weigh
 from sglang_ext.kernels.sparse_attention.rows import Rows
 
 _HEADS = 16
 # Keys of a tile, warps and pipeline stages. Exact float32 products hold operands in registers.
 _TILE = (32, 4, 2)
 _FLOAT32_TILE = (16, 8, 1)
-
-
-@triton.jit
-def _load(base, row, live, dim, offset, width, COLUMNS: tl.constexpr):
-    """Columns offset .. offset + width of rows of `dim`, padded to COLUMNS."""
-    c = tl.arange(0, COLUMNS)
-    at = row.to(tl.int64)[:, None] * dim + offset + c[None, :]
-    return tl.load(base + at, live[:, None] & (c < width)[None, :], 0.0)
 
 
 @triton.jit
@@ -44,20 +37,15 @@ def _source(
         i = start + tl.arange(0, KEYS)
         row = tl.load(index + i, i < width, -1)
         live = row >= 0
-        value = _load(pool, row, live, dim, 0, value_dim, VALUE).to(query.dtype)
+        value = load_columns(pool, row, live, dim, 0, value_dim, VALUE).to(query.dtype)
         scores = tl.dot(query, tl.trans(value), input_precision="ieee")
         if REST > 0:
-            tail = _load(pool, row, live, dim, value_dim, dim - value_dim, REST).to(query.dtype)
+            tail = load_columns(pool, row, live, dim, value_dim, dim - value_dim, REST).to(
+                query.dtype
+            )
             scores += tl.dot(rest, tl.trans(tail), input_precision="ieee")
-        scores = tl.where(live[None, :], scores * scale, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        # Before the first row everything is -inf; subtracting 0 keeps NaN away.
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = tl.exp(scores - anchor[:, None])
-        fade = tl.exp(top - anchor)
-        total = total * fade[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
-        norm = norm * fade + tl.sum(p, axis=1)
-        top = new_top
+        p, total, top, norm = weigh(scores * scale, live[None, :], total, top, norm)
+        total += tl.dot(p.to(value.dtype), value, input_precision="ieee")
     return total, top, norm
 
 
@@ -85,11 +73,11 @@ def _sparse_attention(
     n = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     live = h < heads
-    query = _load(q + n * heads * dim, h, live, dim, 0, value_dim, VALUE)
+    query = load_columns(q + n * heads * dim, h, live, dim, 0, value_dim, VALUE)
     # Without a rest this tile is never looked at.
     rest = query
     if REST > 0:
-        rest = _load(q + n * heads * dim, h, live, dim, value_dim, dim - value_dim, REST)
+        rest = load_columns(q + n * heads * dim, h, live, dim, value_dim, dim - value_dim, REST)
     total = tl.zeros((HEADS, VALUE), dtype=tl.float32)
     if SINK:
         top = tl.load(sink + h, live, 0.0)
