@@ -23,9 +23,11 @@ import httpx
 from tests.e2e.client import Client
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST_PORT = int(os.environ.get("SGLANG_EXT_TEST_PORT", "32000"))
 # From the default on they end below the ports that Linux hands out by itself (32768).
-PORTS = 600
+PORTS = 360
+# Test processes that run side by side (pytest-xdist: gw0, gw1) have a range each.
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST_PORT = int(os.environ.get("SGLANG_EXT_TEST_PORT", "32000")) + _PROCESS * PORTS
 READY_SECONDS = float(os.environ.get("SGLANG_EXT_TEST_START_SECONDS", "180"))
 PORT_TAKEN = "address already in use"
 FATAL = ("Scheduler hit an exception", "leak detected", "double free", "use-after-free")
