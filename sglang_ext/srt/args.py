@@ -122,6 +122,10 @@ def read_draft(folder: Path, algorithm: str, target: TargetFacts) -> DraftConfig
     return draft
 
 
+# Beside the folder, where a target may carry its draft.
+_NO_BUNDLED = {"DSPARK": " and its config.json no dspark_* fields"}
+
+
 def _draft_folder(cfg: Any, algorithm: str) -> Path:
     if cfg.speculative_draft_model_path is not None:
         given = local_folder(cfg.speculative_draft_model_path)
@@ -135,7 +139,10 @@ def _draft_folder(cfg: Any, algorithm: str) -> Path:
         "--speculative-draft-model-path",
         expected="a draft checkpoint",
         found=None,
-        remedy=f"Give the draft's path; {cfg.model_path} has no {algorithm.lower()}/ folder.",
+        remedy=(
+            f"Give the draft's path; {cfg.model_path} has no {algorithm.lower()}/ folder"
+            f"{_NO_BUNDLED.get(algorithm, '')}."
+        ),
     )
 
 

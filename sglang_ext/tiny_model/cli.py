@@ -59,10 +59,15 @@ def deepseek_v4(
     out: Out,
     layers: Layers = 6,
     with_dspark: Annotated[
-        bool, typer.Option("--with-dspark", help="Add the bundled DSpark draft (mtp.0 to mtp.2).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--with-dspark/--without-dspark",
+            help="The bundled DSpark draft (mtp.0 to mtp.2); there unless --with-mtp is given.",
+        ),
+    ] = None,
     with_mtp: Annotated[
-        bool, typer.Option("--with-mtp", help="Add the MTP module (mtp.0), a draft under NEXTN.")
+        bool,
+        typer.Option("--with-mtp", help="The MTP module (mtp.0) instead, a draft under NEXTN."),
     ] = False,
     quant: Annotated[
         Storage, typer.Option(help="fp8: matrices e4m3 with 128 x 128 scales; fp4: experts e2m1.")
@@ -79,18 +84,19 @@ def deepseek_v4(
     known = {**tiny_config(with_dspark=True), **tiny_config(with_mtp=True)}
     if with_dspark and with_mtp:
         raise typer.BadParameter("--with-dspark and --with-mtp: expected one of them, found both")
+    drafts = not with_mtp if with_dspark is None else with_dspark
     with _mistakes():
         write(
             own_folder("--out", out),
             layers=layers,
-            with_dspark=with_dspark,
+            with_dspark=drafts,
             with_mtp=with_mtp,
             quant=quant.value,
             dtype=getattr(torch, dtype.value),
             seed=seed,
             **changes(fields, known),
         )
-    algorithm = "DSPARK" if with_dspark else "NEXTN" if with_mtp else None
+    algorithm = "DSPARK" if drafts else "NEXTN" if with_mtp else None
     _say(out, dtype, "" if algorithm is None else f" --speculative-algorithm {algorithm}")
 
 
