@@ -30,6 +30,37 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from error
 
 
+def is_given(ctx: typer.Context, option: str) -> bool:
+    """Whether the user typed the option, rather than leaving it to its default."""
+    for parameter in ctx.command.params:
+        if option in parameter.opts:
+            source = ctx.get_parameter_source(str(parameter.name))
+            return source is not None and source.name == "COMMANDLINE"
+    raise KeyError(option)
+
+
+def refuse_without_effect(ctx: typer.Context, beside: str, *options: str) -> None:
+    """An option that would be passed over is a mistake, whatever its value.
+
+    beside: what makes the options useless, as the message says it
+
+    Raises:
+        InputError: the first of them that was typed.
+    """
+    for option in options:
+        if is_given(ctx, option):
+            raise InputError(
+                option, expected=f"none {beside}, where it has no effect", found="one",
+                remedy="Leave it out.",
+            )  # fmt: skip
+
+
+def options_but(ctx: typer.Context, *kept: str) -> list[str]:
+    """All options of the command but some, by their first names."""
+    names = [parameter.opts[0] for parameter in ctx.command.params if parameter.opts[0][:1] == "-"]
+    return [name for name in names if name not in (*kept, "--help")]
+
+
 def output_file(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
     """Find out before the work, not after it, that its result cannot be written.
 

@@ -72,6 +72,9 @@ def measure(url: str, point: Point, load: Load) -> dict[str, Any]:
     figures = {ours: raw.get(theirs) for ours, theirs in fields.items()}
     if not counted:
         figures["acceptance_length"] = None
+    figures["input_tokens"] = load.input_tokens
+    if serving and figures["completed"]:
+        figures["input_tokens"] = round(raw["total_input_tokens"] / figures["completed"])
     if serving and figures["completed"] != count:
         raise CannotTest(
             point.key,

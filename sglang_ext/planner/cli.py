@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sglang_ext.inputs import output_file, positive
+from sglang_ext.inputs import (
+    is_given,
+    options_but,
+    output_file,
+    positive,
+    refuse_without_effect,
+)
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.planner import acceptance, report
@@ -19,6 +25,7 @@ from sglang_ext.planner.numbers import DEFAULT
 from sglang_ext.planner.picture import draw
 from sglang_ext.planner.search import OBJECTIVES, Answer, Objective, Question, search
 from sglang_ext.planner.search import concurrency_for as concurrency_of_rate
+from sglang_ext.planner.shape import read_shape
 from sglang_ext.planner.tables import TABLES, plot
 from sglang_ext.planner.validate import validate
 
@@ -55,7 +62,9 @@ def plan(
     ] = 1.0,
     top: Annotated[int, typer.Option(min=1, help="Layouts to print.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="Say why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, all of --explain in it.")
+    ] = False,
     preset: Annotated[
         Path | None, typer.Option(help="Write the best as a file for `sglang-ext launch`.")
     ] = None,
@@ -65,7 +74,12 @@ def plan(
     ] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Plot --table.")] = None,
     validate_file: Annotated[
-        Path | None, typer.Option("--validate", help="Bench results, JSON lines.")
+        Path | None,
+        typer.Option(
+            "--validate",
+            help="Bench results: JSON lines, or what `sglang-ext bench --out` wrote, with its "
+            "--model and --hardware.",
+        ),
     ] = None,
 ) -> None:
     """Rank the parallel layouts of a model on a machine, without either of them.
@@ -81,15 +95,19 @@ def plan(
     output_file("--plot", plot_file, (".png", ".svg", ".pdf"))
     _need("--plot", plot_file, "--table", table)
     if table is not None:
-        _only(ctx, "--table", "--plot", "--json")
+        kept = ("--table", "--plot", "--json")
+        refuse_without_effect(ctx, "beside --table", *options_but(ctx, *kept))
         _print_table(table, as_json, plot_file)
         return
     if validate_file is not None:
-        _only(ctx, "--validate", "--json")
-        _print_validation(validate_file, as_json)
+        kept = ("--validate", "--json", "--model", "--hardware")
+        refuse_without_effect(ctx, "beside --validate", *options_but(ctx, *kept))
+        _print_validation(validate_file, model, hardware, as_json)
         return
+    asked = catalog.model(_given(model, "--model", catalog.names("base")))
+    _has_effect(ctx, asked)
     question = Question(
-        model=catalog.model(_given(model, "--model", catalog.names("base"))),
+        model=asked,
         hardware=_machine(hardware, gpus),
         load=catalog.Load(input_tokens, output_tokens, concurrency),
         objective=_objective(objective),
@@ -113,20 +131,18 @@ def _need(option: str, value: object, needed: str, there: object) -> None:
         )
 
 
-def _only(ctx: typer.Context, option: str, *beside: str) -> None:
-    """Every other option would be passed over, which is a mistake."""
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(str(parameter.name))
-        given = source is not None and source.name == "COMMANDLINE"
-        name = parameter.opts[0]
-        if given and name not in (option, *beside):
-            raise ConfigError(
-                "plan",
-                name,
-                expected=f"only {' or '.join(beside)} beside {option}",
-                found=f"{name} and {option}",
-                remedy="Drop one of the two.",
-            )
+def _has_effect(ctx: typer.Context, model: catalog.Model) -> None:
+    """Raises InputError for an option of a load that another one, or the model, makes useless."""
+    if is_given(ctx, "--rate"):
+        refuse_without_effect(ctx, "beside --rate", "--concurrency")
+    if is_given(ctx, "--acceptance"):
+        refuse_without_effect(ctx, "beside --acceptance", "--task")
+    if not model.drafts:
+        refuse_without_effect(
+            ctx, f"for {model.name}, which has no draft", "--task", "--acceptance"
+        )
+    if not read_shape(model.config, model.name).experts:
+        refuse_without_effect(ctx, f"for {model.name}, which has no experts", "--imbalance")
 
 
 def _given(value: str | None, option: str, known: list[str]) -> str:
@@ -203,7 +219,7 @@ def _print_answer(
         return
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     console.print(report.table_of(answer, top))
-    console.print(f"all times {best.basis}; memory derived", markup=False)
+    console.print(f"all times and drafts {best.basis}; memory derived", markup=False)
     if explain:
         for line in report.explanation(answer):
             typer.echo(line)
@@ -227,11 +243,13 @@ def _print_table(name: str, as_json: bool, plot_file: Path | None) -> None:
     shown = Table(*found.columns, title=found.title)
     for row in found.rows:
         shown.add_row(*row)
-    Console(width=120, highlight=False).print(shown)
+    console = Console(width=120, highlight=False)
+    console.print(shown)
+    console.print("derived from the published examples' constants; their acceptance is assumed")
 
 
-def _print_validation(path: Path, as_json: bool) -> None:
-    found = validate(path)
+def _print_validation(path: Path, model: str | None, hardware: str | None, as_json: bool) -> None:
+    found = validate(path, model, hardware)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
         return
@@ -241,3 +259,6 @@ def _print_validation(path: Path, as_json: bool) -> None:
     console = Console(width=120, highlight=False)
     console.print(shown)
     console.print(f"layout pairs ranked right: {found.ranked_right} of {found.pairs}")
+    console.print(f"compared: the file's measured numbers with {found.basis} ones", markup=False)
+    if found.left_out:
+        console.print(f"left out, no prediction for: {', '.join(found.left_out)}", markup=False)

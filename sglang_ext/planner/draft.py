@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_ext.launcher.catalog import Draft
+from sglang_ext.launcher.catalog import Draft, Model
+from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.shape import BF16, V4_ENTRY, Shape
 
 
@@ -31,6 +32,13 @@ class DraftShape:
     serial: float
     experts: int = 0
     top_k: int = 0
+
+
+def draft_of(model: Model, shape: Shape, layout: Layout) -> DraftShape | None:
+    """The draft that a layout runs, None without one."""
+    if not layout.algorithm:
+        return None
+    return read_draft(model.drafts[layout.algorithm], model.config, shape)
 
 
 def read_draft(draft: Draft, target: Mapping[str, Any], shape: Shape) -> DraftShape:

@@ -90,6 +90,11 @@ class BreakEvenRow:
     def needed(self) -> float:
         return self.ratio - 1
 
+    @property
+    def possible(self) -> bool:
+        """Whether drafting gains even if every draft is accepted."""
+        return self.needed < self.drafts
+
 
 def break_even_table() -> list[BreakEvenRow]:
     """Drafting pays when 1 + p1 + p1 p2 + ... exceeds the ratio of step times."""

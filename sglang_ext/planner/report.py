@@ -44,6 +44,9 @@ def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
         flags["context-length"] = min(answer.shape.longest, max(length, SHORTEST_CONTEXT))
     load = q.load
     asked = f"{load.concurrency} requests of {load.input_tokens} + {load.output_tokens} tokens"
+    asked += f", acceptance of {q.curve.source}" if q.curve else f", task {q.task}"
+    limits = {"TTFT": q.ttft, "TPOT": q.tpot}
+    asked += "".join(f", {n} up to {v * 1e3:g} ms" for n, v in limits.items() if v is not None)
     return to_preset(
         plan.layout,
         q.model,
@@ -53,7 +56,7 @@ def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
         flags=flags,
         point=q.objective,
         load=load,
-        source=f"sglang-ext plan for {asked}, task {q.task}; never started on this hardware",
+        source=f"sglang-ext plan for {asked}; never started on this hardware",
     )
 
 
@@ -141,7 +144,7 @@ def explanation(answer: Answer) -> list[str]:
     for name in ties(answer):
         lines.append(f"tied, the model cannot tell it apart: {name}")
     for rival in rivals(answer):
-        lines.append(f"loses by {rival.behind:.1%} of throughput: {rival.name}")
+        lines.append(f"loses by {rival.behind:.1%} of throughput ({best.basis}): {rival.name}")
         lines.append(f"  measure {rival.measurement}")
     if answer.refused:
         lines.append(f"refused: {len(answer.refused)} layouts")
@@ -162,10 +165,14 @@ def as_json(answer: Answer, top: int) -> dict[str, Any]:
         "load": asdict(answer.question.load),
         "ranked": [_plan_json(answer, plan) for plan in answer.ranked[:top]],
         "verify_budget": budgets(best, context) if best.curve else {},
+        "verify_budget_basis": best.basis,
         "acceptance": _curve_json(best),
-        "assumptions": asdict(answer.question.assumptions),
+        "assumptions": {
+            name: {"value": value, "basis": answer.question.assumptions.basis_of(name)}
+            for name, value in asdict(answer.question.assumptions).items()
+        },
         "ties": ties(answer),
-        "rivals": [asdict(rival) for rival in rivals(answer)],
+        "rivals": [asdict(rival) | {"basis": best.basis} for rival in rivals(answer)],
         "refused": answer.refused,
         "preset": yaml.safe_load(preset_yaml(preset_of(answer, best))),
     }
@@ -187,7 +194,10 @@ def _plan_json(answer: Answer, plan: Plan) -> dict[str, Any]:
         "sizes": asdict(plan.layout),
         "numbers": {name: asdict(number) for name, number in numbers_of(answer, plan).items()},
         "memory_bytes": plan.memory.terms(),
+        "memory_basis": "derived",
         "round_seconds": plan.round.terms(),
+        "round_basis": plan.basis,
         "drafts": plan.drafts,
+        "drafts_basis": plan.basis,
         "misses": list(plan.misses),
     }

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from sglang_ext.launcher.catalog import POINTS, Hardware, Load
 from sglang_ext.launcher.catalog import Model as Checkpoint
 from sglang_ext.launcher.errors import ConfigError
+from sglang_ext.planner import refused
 from sglang_ext.planner.acceptance import Curve, published
 from sglang_ext.planner.cost import Model, Round
-from sglang_ext.planner.draft import DraftShape, read_draft
+from sglang_ext.planner.draft import draft_of
 from sglang_ext.planner.layout import REDUNDANT, Layout, candidates, compose_layout
-from sglang_ext.planner.memory import GB, Memory, largest_that_fits, memory_of
+from sglang_ext.planner.memory import Memory, memory_of
 from sglang_ext.planner.numbers import DEFAULT, Assumptions, Basis, weakest
 from sglang_ext.planner.shape import Shape, read_shape
 
@@ -80,13 +80,27 @@ class Answer:
 
 
 def search(question: Question) -> Answer:
-    """Ranks all layouts.
+    """Ranks all layouts; the first meets the limits.
 
     Raises:
-        ConfigError: nothing fits; names the largest request and concurrency that do.
+        ConfigError: nothing fits, with the largest request and concurrency that do; or nothing
+            meets the limits, with the nearest layout and the concurrency at which one does.
     """
+    answer = _ranked(question)
+    if answer.ranked[0].misses:
+
+        def at(concurrency: int) -> Plan:
+            load = replace(question.load, concurrency=concurrency)
+            return _ranked(replace(question, load=load)).ranked[0]
+
+        raise refused.limits_missed(answer, at)
+    return answer
+
+
+def _ranked(question: Question) -> Answer:
     shape = read_shape(question.model.config, question.model.name)
-    _within_the_model(question, shape)
+    refused.within_the_model(question, shape)
+    refused.has_layouts(question.hardware)
     answer = Answer(question, shape, [])
     too_large: list[Layout] = []
     long_context = question.objective == "long-context"
@@ -105,81 +119,14 @@ def search(question: Question) -> Answer:
             continue
         answer.ranked.append(plan)
     if not answer.ranked:
-        raise _nothing_fits(question, shape, too_large, answer.refused)
+        raise refused.nothing_fits(answer, too_large)
     answer.ranked.sort(key=lambda plan: _order(question, plan))
     return answer
 
 
-def _within_the_model(question: Question, shape: Shape) -> None:
-    length = question.load.input_tokens + question.load.output_tokens
-    if length > shape.longest:
-        raise ConfigError(
-            question.model.name,
-            "--input-tokens + --output-tokens",
-            expected=f"at most the model's {shape.longest} positions",
-            found=length,
-            remedy="Shorten the request.",
-        )
-
-
-def _nothing_fits(
-    question: Question, shape: Shape, too_large: Iterable[Layout], refused: dict[str, str]
-) -> ConfigError:
-    best_tokens, best_concurrency = 0, 0
-    for layout in too_large:
-        draft = _draft_of(question, shape, layout)
-        largest = largest_that_fits(shape, draft, layout, question.hardware, question.load)
-        best_tokens = max(best_tokens, largest.tokens)
-        best_concurrency = max(best_concurrency, largest.concurrency)
-    load = question.load
-    found = f"{load.concurrency} requests of {load.input_tokens + load.output_tokens} tokens"
-    if not best_tokens and not best_concurrency:
-        remedy = f"No request fits: {_why_nothing(question, shape, too_large, refused)}"
-    else:
-        length = f"requests of up to {best_tokens} tokens fit"
-        if not best_tokens:
-            length = f"not even prompts of one token fit beside {load.output_tokens} of output"
-        many = f"{best_concurrency} requests at a time" if best_concurrency else "not even one"
-        remedy = f"At this concurrency {length}; of this length {many} fit."
-    return ConfigError(
-        question.model.name,
-        "memory",
-        expected=f"a load that fits {question.hardware.name}",
-        found=found,
-        remedy=remedy,
-    )
-
-
-def _why_nothing(
-    question: Question, shape: Shape, too_large: Iterable[Layout], refused: dict[str, str]
-) -> str:
-    """The smallest share of weights among what is too large, else the commonest refusal."""
-    load = replace(question.load, concurrency=1)
-    held = [
-        memory_of(shape, _draft_of(question, shape, a), a, question.hardware, load)
-        for a in too_large
-    ]
-    if held:
-        least = min(held, key=lambda m: m.total)
-        weights, reserve = sum(least.weights.values()), sum(least.reserve.values())
-        return (
-            f"weights take {weights / GB:.0f} GiB per rank and the runtime {reserve / GB:.0f}, of "
-            f"{least.capacity / GB:.0f} GiB. Use more or larger GPUs."
-        )
-    reasons = list(refused.values())
-    return max(set(reasons), key=reasons.count)
-
-
-def _draft_of(question: Question, shape: Shape, layout: Layout) -> DraftShape | None:
-    if not layout.algorithm:
-        return None
-    draft = question.model.drafts[layout.algorithm]
-    return read_draft(draft, question.model.config, shape)
-
-
 def predict(question: Question, shape: Shape, layout: Layout) -> Plan:
     """The predictions of one layout; its drafts per round are chosen for this load."""
-    draft = _draft_of(question, shape, layout)
+    draft = draft_of(question.model, shape, layout)
     cost = Model(shape, draft, layout, question.hardware, question.assumptions)
     load = question.load
     context = load.input_tokens + load.output_tokens / 2
@@ -302,10 +249,11 @@ def balancing_pays_from(plan: Plan, context: float, most: float = 8.0) -> float 
 
 
 def concurrency_for(question: Question, rate: float) -> int:
-    """The fewest requests at a time that finish `rate` requests per second.
+    """The fewest requests at a time that finish `rate` requests per second within the limits.
 
     Raises:
-        ConfigError: no layout keeps up; names the highest rate.
+        ConfigError: no layout keeps up, with the highest rate; or not even one request at a time
+            fits or meets the limits.
     """
     best = 0.0
     for concurrency in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048):
@@ -313,6 +261,8 @@ def concurrency_for(question: Question, rate: float) -> int:
         try:
             plan = search(asked).ranked[0]
         except ConfigError:
+            if not best:
+                raise
             break
         reached = plan.throughput / question.load.output_tokens
         best = max(best, reached)

@@ -13,7 +13,7 @@ from sglang_ext.planner import published
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """columns and rows as printed; records: the same unrounded, for JSON"""
+    """columns and rows as printed; records: the same unrounded, for JSON; all of it derived"""
 
     title: str
     columns: tuple[str, ...]
@@ -37,7 +37,8 @@ def mtp() -> PublishedTable:
 def break_even() -> PublishedTable:
     rows = published.break_even_table()
     return PublishedTable(
-        "Break-even: drafts that must be accepted per round before drafting gains",
+        "Break-even: accepted drafts per round that drafting needs to gain; impossible where more "
+        "than are drafted",
         ("context", "requests", "drafts", "base ms", "step ms", "ratio", "needed"),
         [
             (
@@ -47,11 +48,11 @@ def break_even() -> PublishedTable:
                 f"{r.base_ms:.4f}",
                 f"{r.step_ms:.4f}",
                 f"{r.ratio:.4f}",
-                f"{r.needed:.4f}",
+                f"{r.needed:.4f}" if r.possible else f"{r.needed:.4f} (impossible)",
             )
             for r in rows
         ],
-        [asdict(r) | {"ratio": r.ratio, "needed": r.needed} for r in rows],
+        [asdict(r) | {"ratio": r.ratio, "needed": r.needed, "possible": r.possible} for r in rows],
     )
 
 
@@ -146,11 +147,15 @@ def _draw_break_even(axes: Any) -> None:
     rows = published.break_even_table()
     labels = [f"{c}, {b}" for c, b in published.POINTS]
     for k in (1, 2, 3):
-        needed = [r.needed for r in rows if r.drafts == k]
+        shown = [r for r in rows if r.drafts == k]
         places = [i + (k - 2) * 0.25 for i in range(len(labels))]
-        axes.bar(places, needed, 0.25, label=f"{k} drafted")
+        hatches = ["" if r.possible else "xx" for r in shown]
+        axes.bar(places, [r.needed for r in shown], 0.25, label=f"{k} drafted", hatch=hatches)
     axes.set_xticks(range(len(labels)), labels)
-    axes.set(xlabel="context, requests per GPU", ylabel="accepted drafts needed per round")
+    axes.set(
+        xlabel="context, requests per GPU (crossed: impossible)",
+        ylabel="accepted drafts needed per round",
+    )
     axes.legend(fontsize=8)
 
 

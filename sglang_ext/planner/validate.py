@@ -3,6 +3,7 @@
 One JSON object per line: `model`, `hardware`, `layout` (sizes as `Layout` has them), `load`
 (input_tokens, output_tokens, concurrency) and what was measured: `throughput` (output tokens per
 second over all GPUs), optionally `tpot_ms` and `ttft_ms`, `conditional` (acceptance by position).
+Or one results file of `sglang-ext bench`, which `bench_points` turns into such objects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.fields import Fields
 from sglang_ext.planner.acceptance import Curve, conditional
+from sglang_ext.planner.bench_points import bench_points, read_bench
 from sglang_ext.planner.layout import Layout
+from sglang_ext.planner.numbers import Basis, weakest
 from sglang_ext.planner.search import Question, predict
 from sglang_ext.planner.shape import read_shape
 
@@ -47,6 +50,7 @@ class Point:
     layout: str
     measured: dict[str, float]
     predicted: dict[str, float]
+    basis: Basis
 
     def error(self, metric: str) -> float:
         """Relative: |predicted - measured| / measured."""
@@ -66,20 +70,36 @@ class Region:
 
 @dataclass(frozen=True)
 class Validation:
-    """pairs: of layouts measured under one load; ranked_right: how many the planner orders so"""
+    """pairs: of layouts measured under one load; ranked_right: how many the planner orders so
+
+    basis: of the predictions; left_out: servers of the file that the planner does not model
+    """
 
     regions: list[Region]
     pairs: int
     ranked_right: int
+    basis: Basis
+    left_out: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         share = self.ranked_right / self.pairs if self.pairs else None
         return {**asdict(self), "share_ranked_right": share}
 
 
-def validate(path: Path) -> Validation:
-    """Raises ConfigError for a line that is no result, naming it."""
-    points = [_point(raw, where) for where, raw in _lines(path)]
+def validate(path: Path, model: str | None = None, hardware: str | None = None) -> Validation:
+    """The whole file. model, hardware: what a results file of `sglang-ext bench` was measured on.
+
+    Raises:
+        ConfigError: a line that is no result, naming it; a model or hardware missing, or too many.
+    """
+    bench = read_bench(path)
+    left_out: tuple[str, ...] = ()
+    if bench is not None:
+        rows, left_out = bench_points(bench, str(path), model, hardware)
+    else:
+        _refuse_names(path, {"--model": model, "--hardware": hardware})
+        rows = list(_lines(path))
+    points = [_point(raw, where) for where, raw in rows]
     if not points:
         raise ConfigError(
             str(path),
@@ -89,7 +109,20 @@ def validate(path: Path) -> Validation:
             remedy="Write one JSON object per line.",
         )
     pairs, right = _pairs(points)
-    return Validation(_regions(points), pairs, right)
+    basis = weakest(*(point.basis for point in points))
+    return Validation(_regions(points), pairs, right, basis, left_out)
+
+
+def _refuse_names(path: Path, given: dict[str, str | None]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                "plan",
+                option,
+                expected=f"none, since the lines of {path} name their own",
+                found=value,
+                remedy="Leave it out.",
+            )
 
 
 def _lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -158,7 +191,7 @@ def _point(raw: dict[str, Any], where: str) -> Point:
     if "throughput" not in measured or not all(measured.values()):
         raise f.error("throughput", "a number above 0", raw.get("throughput"))
     setting = (model.name, hardware.name, json.dumps(raw["load"], sort_keys=True))
-    return Point(_region(question.load), setting, layout.name, measured, predicted)
+    return Point(_region(question.load), setting, layout.name, measured, predicted, plan.basis)
 
 
 def _layout(

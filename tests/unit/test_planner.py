@@ -77,9 +77,9 @@ def test_break_even_to_the_printed_digit() -> None:
         "4096 16 1 7.1834 7.3011 1.0164 0.0164",
         "4096 16 2 7.1834 10.4147 1.4498 0.4498",
         "4096 16 3 7.1834 13.9255 1.9386 0.9386",
-        "4096 64 1 13.5722 27.3669 2.0164 1.0164",
-        "4096 64 2 13.5722 41.1615 3.0328 2.0328",
-        "4096 64 3 13.5722 54.9562 4.0492 3.0492",
+        "4096 64 1 13.5722 27.3669 2.0164 1.0164 (impossible)",
+        "4096 64 2 13.5722 41.1615 3.0328 2.0328 (impossible)",
+        "4096 64 3 13.5722 54.9562 4.0492 3.0492 (impossible)",
         "16384 16 1 11.3076 11.5958 1.0255 0.0255",
         "16384 16 2 11.3076 16.2846 1.4401 0.4401",
         "16384 16 3 11.3076 20.9734 1.8548 0.8548",
@@ -273,6 +273,30 @@ def test_limits_put_layouts_that_miss_them_last() -> None:
     assert not missed[0]
 
 
+def test_limits_that_nothing_meets_are_refused_with_what_does(tmp_path: Path) -> None:
+    words = ["plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--tpot", "1.2"]
+    preset = tmp_path / "p.yaml"
+    result = runner.invoke(app, [*words, "--preset", str(preset)])
+    assert result.exit_code == 2
+    assert not preset.exists()
+    said = re.search(
+        r"--tpot: .* 32 at a time, found 'TPOT 1.2 ms'. Nearest: `(.+)` with TPOT ([\d.]+) ms "
+        r"\(assumed\). At 8 requests at a time `.+` with TPOT ([\d.]+) ms meets them.",
+        result.output,
+    )
+    assert said, result.output
+    assert float(said[3]) <= 1.2 < float(said[2])
+    met = runner.invoke(app, [*words, "--concurrency", "8", "--preset", str(preset)])
+    assert met.exit_code == 0, met.output
+    assert "TPOT up to 1.2 ms" in yaml.safe_load(preset.read_text())["source"]
+    none = runner.invoke(app, [*words[:-1], "0.01", "--ttft", "1"])
+    assert none.exit_code == 2
+    assert "--ttft, --tpot" in none.output
+    assert "Not even one request at a time" in none.output
+    rate = runner.invoke(app, [*words, "--rate", "1e6"])
+    assert re.search(r"--rate: expected at most [1-9]", rate.output), rate.output
+
+
 PLAN = ("plan", "--model", "deepseek-v4-flash", "--hardware", "8xh200", "--concurrency", "128")
 
 
@@ -339,7 +363,10 @@ def test_balancing_leads_from_the_imbalance_that_is_said() -> None:
     assert f"from which EPLB pays: {start:,.4g} x the mean" in run_plan(*words)
     skewed = json.loads(run_plan(*words, "--imbalance", f"{start + 1}", "--json"))
     assert any("eplb-r32" in plan["layout"] for plan in skewed["ranked"])
-    assert skewed["assumptions"]["imbalance"] == start + 1
+    assert skewed["assumptions"]["imbalance"]["value"] == start + 1
+
+
+BASES = {"measured", "derived", "assumed"}
 
 
 def run_plan(*words: str) -> str:
@@ -353,7 +380,11 @@ def test_every_number_of_a_plan_says_where_it_comes_from() -> None:
     assert shown["ranked"]
     for plan in shown["ranked"]:
         for number in plan["numbers"].values():
-            assert number["basis"] in ("measured", "derived", "assumed")
+            assert number["basis"] in BASES
+        assert {plan[f"{name}_basis"] for name in ("memory", "round", "drafts")} <= BASES
+    assert shown["verify_budget_basis"] in BASES
+    assert {given["basis"] for given in shown["assumptions"].values()} <= BASES
+    assert {rival["basis"] for rival in shown["rivals"]} <= BASES
     assert shown["verify_budget"]["1"] >= shown["verify_budget"]["512"]
     text = runner.invoke(app, [*PLAN, "--explain"]).output
     number_lines = re.findall(r"^  \S.*: .*$", text.split("memory per rank, GiB")[0], re.M)
@@ -391,7 +422,12 @@ def test_a_plan_of_a_local_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("--table mtp", "--model demo"),
         ("--table mtp", "--validate x"),
         ("--table mtp", "--input-tokens 4096"),
-        ("--validate x", "--hardware 8xh100"),
+        ("--validate x", "--input-tokens 1"),
+        ("--model qwen3-8b --hardware 8xh100 --rate 1", "--concurrency 2"),
+        ("--model qwen3-8b --hardware 8xh100 --acceptance x", "--task code"),
+        ("--model qwen3-32b --hardware 8xh100", "--task code"),
+        ("--model qwen3-32b --hardware 8xh100", "--acceptance x"),
+        ("--model qwen3-32b --hardware 8xh100", "--imbalance 2"),
     ],
 )
 def test_an_option_that_would_be_passed_over_is_refused(
@@ -400,7 +436,7 @@ def test_an_option_that_would_be_passed_over_is_refused(
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["plan", *first.split(), *other.split()])
     assert result.exit_code == 2
-    assert f"plan, {other.split()[0]}: expected only" in result.output
+    assert f"{other.split()[0]}: expected none" in result.output
     assert not list(tmp_path.iterdir())
 
 
