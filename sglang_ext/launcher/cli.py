@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sglang_ext.inputs import positive
+from sglang_ext.inputs import InputError, options_but, positive, refuse_without_effect
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.compose import PLACE, Launch, compose, for_node
 from sglang_ext.launcher.diagnose import explain
@@ -27,6 +27,7 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def launch(
+    ctx: typer.Context,
     name: Annotated[
         str | None, typer.Argument(metavar="PRESET", help="A preset, or a preset file (.yaml).")
     ] = None,
@@ -35,7 +36,10 @@ def launch(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="FLAG=VALUE, or VARIABLE=VALUE in capitals; repeatable."),
+        typer.Option(
+            "--set",
+            help="FLAG=VALUE (several: FLAG='A B'), or VARIABLE=VALUE in capitals; repeatable.",
+        ),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Print the presets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON (--list, --dry-run).")] = False,
@@ -51,7 +55,10 @@ def launch(
         str | None, typer.Option(help="HOST:PORT of node 0, the same on all nodes.")
     ] = None,
     ready_seconds: Annotated[
-        float, typer.Option(callback=positive, help="How long a start may take, weights included.")
+        float,
+        typer.Option(
+            callback=positive, help="How long a start of node 0 may take, weights included."
+        ),
     ] = 3600,
 ) -> None:
     """Start a server from a preset and wait until it answers; Ctrl-C ends all of it.
@@ -62,7 +69,12 @@ def launch(
 
         sglang-ext launch demo-cpu-low-latency --set port=30001 -- --log-level info
     """
+    _has_effect(ctx, show_list, emit is not None, dry_run)
     if show_list:
+        if name is not None:
+            raise InputError(
+                "--list", expected="no preset beside it", found=name, remedy="Leave one of them out."
+            )
         _print_list(as_json)
         return
     if name is None:
@@ -86,6 +98,19 @@ def launch(
         _print_dry_run(resolve_demo(on_node, demo_folder_names), notes, as_json)
         return
     raise typer.Exit(_serve(resolve_demo(on_node, demo_paths), notes, ready_seconds))
+
+
+def _has_effect(ctx: typer.Context, show_list: bool, emit: bool, dry_run: bool) -> None:
+    """Raises InputError for an option that what is asked for would pass over."""
+    if show_list:
+        refuse_without_effect(ctx, "beside --list", *options_but(ctx, "--list", "--json"))
+    elif emit:
+        useless = ("--dry-run", "--json", "--ready-seconds")
+        refuse_without_effect(ctx, "beside --emit", *useless)
+    elif dry_run:
+        refuse_without_effect(ctx, "beside --dry-run", "--ready-seconds")
+    else:
+        refuse_without_effect(ctx, "without --list or --dry-run", "--json")
 
 
 def _on_node(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,7 +20,8 @@ from sglang_ext.launcher.fields import load_mapping
 class Launch:
     """Everything that decides what a server does.
 
-    flags: long flag without dashes -> value; True is a bare switch, False leaves the switch out
+    flags: long flag without dashes -> value; True is a bare switch, False leaves the switch out;
+        several values of one flag are one text, with spaces between them
     extra: words passed on as they were given after `--`
     """
 
@@ -37,6 +38,8 @@ class Launch:
         for name, value in self.flags.items():
             if value is True:
                 words.append(f"--{name}")
+            elif value is not False and name in flag_names().lists:
+                words += [f"--{name}", *str(value).split()]
             elif value is not False:
                 words += [f"--{name}", str(value)]
         return words + list(self.extra)
@@ -72,7 +75,8 @@ LEAST = {
 class FlagNames:
     """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not.
 
-    whole, decimal: those of `values` that are numbers; aliases: second name -> first
+    lists: those with several values; whole, decimal: those of `values` and `lists` whose values
+    are numbers; aliases: second name -> first
     """
 
     switches: frozenset[str]
@@ -115,8 +119,17 @@ class FlagNames:
                 raise error("nothing after it, or true or false in --set", value)
             return
         is_bare = isinstance(value, bool) and name in self.whole | self.decimal
-        if value is True or is_bare or value == "":
+        if value is True or is_bare or not str(value).strip():
             raise error("a value", "none" if value is True else value)
+        if name in self.lists:
+            for item in str(value).split():
+                self._require_number(name, _number(name, item), error)
+            return
+        self._require_number(name, value, error)
+
+    def _require_number(
+        self, name: str, value: FlagValue, error: Callable[[str, object], ConfigError]
+    ) -> None:
         number = value if isinstance(value, int | float) else math.nan
         if name in self.whole and number != int_or_nan(number):
             raise error("a whole number", value)
@@ -167,6 +180,10 @@ def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
 
 def _typed(name: str, text: str) -> FlagValue:
     """A number where the flag takes one, else the text: `0123` may be a name or a key."""
+    return text if name in flag_names().lists else _number(name, text)
+
+
+def _number(name: str, text: str) -> FlagValue:
     names = flag_names()
     kinds: tuple[type[int] | type[float], ...] = (int, float) if name in names.decimal else ()
     for kind in (int,) if name in names.whole else kinds:

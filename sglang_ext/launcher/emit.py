@@ -21,7 +21,7 @@ def to_yaml(launch: Launch) -> str:
     settings: dict[str, Any] = {}
     for name, value in launch.effective().items():
         is_list = name in flag_names().lists
-        settings[name] = str(value).split(" ") if is_list else value
+        settings[name] = str(value).split() if is_list else value
     head = f"# {launch.preset.name}. Run: {_environment_words(launch)}"
     head += "python -m sglang.launch_server --config FILE"
     if launch.hardware.nodes > 1:

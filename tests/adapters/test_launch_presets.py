@@ -65,7 +65,7 @@ def test_the_list_of_flags_is_sglangs() -> None:
     ours = flag_names()
     known = {kind: set(getattr(ours, kind)) - OPTIONAL for kind in found}
     assert {kind: names - OPTIONAL for kind, names in found.items()} == known
-    one = [a for a in parser._actions if a.nargs is None and a.dest != "help"]
+    one = [a for a in parser._actions if a.nargs in (None, "*", "+") and a.dest != "help"]
     for kind, type_ in (("whole", int), ("decimal", float)):
         names = {o[2:] for a in one if a.type is type_ for o in a.option_strings if o[:2] == "--"}
         assert names - deprecated - OPTIONAL == set(getattr(ours, kind)), kind
@@ -119,13 +119,15 @@ def test_text_that_looks_like_a_number_reaches_sglang_as_written(tmp_path: Path)
 
     parser, _ = _parser()
     given = {"api_key": "0123456", "revision": "12345e67", "served_model_name": "true"}
+    lists: dict[str, list[Any]] = {"cuda_graph_bs_decode": [1, 2, 4], "lora_target_modules": ["all"]}
     settings = [f"{name}={value}" for name, value in given.items()]
+    settings += [f"{name}={' '.join(map(str, values))}" for name, values in lists.items()]
     launch = compose(catalog.preset("demo-cpu-balanced"), settings)
     path = tmp_path / "server.yaml"
     path.write_text(to_yaml(launch))
     merged = ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(path)])
     for words in (launch.argv(), merged):
-        assert given.items() <= vars(parser.parse_args(words)).items()
+        assert (given | lists).items() <= vars(parser.parse_args(words)).items()
 
 
 def _checkpoints(folder: Path) -> dict[str, str]:

@@ -44,6 +44,19 @@ def test_dry_run_prints_the_command_and_where_it_comes_from(tmp_path: Path) -> N
     )
 
 
+def test_a_flag_of_several_values_takes_them_apart() -> None:
+    words = ("launch", "demo-cpu-balanced", "--set", "cuda-graph-bs-decode=1 2 4")
+    assert " --cuda-graph-bs-decode 1 2 4 --" in run(*words, "--dry-run")
+    assert "\n  --cuda-graph-bs-decode 1 2 4 \\\n" in run(*words, "--emit", "bash")
+    workers, _ = yaml.safe_load_all(
+        run("launch", TWO_NODES, "--emit", "k8s-lws", *words[2:])
+    )  # fmt: skip
+    pod = workers["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    command = pod["containers"][0]["command"]
+    at = command.index("--cuda-graph-bs-decode")
+    assert command[at + 1 : at + 4] == ["1", "2", "4"]
+
+
 def test_extra_words_are_passed_on_and_win() -> None:
     shown = json.loads(
         run("launch", "demo-cpu-balanced", "--dry-run", "--json", "--", "--dtype", "float32")
@@ -95,6 +108,12 @@ def test_list_as_json_has_every_preset_with_its_status() -> None:
         (("plan", "--model", "deepseek-v3.2", "--hardware", "8xa100"), "memory", "fp8"),
         (("plan", "--model", "qwen3-8b", "--hardware", "1xh100", "--rate", "1e6"), "--rate",
          "at most"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "3xh100"), "power of two",
+         "Plan for 2xh100 or 4xh100"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "3x8xh100"), "power of two",
+         "Plan for 2x8xh100 or 4x8xh100"),
+        (("plan", "--model", "qwen3-8b", "--hardware", "64x8xh100"), "power of two",
+         "Plan for 32x8xh100;"),
         (("plan", "--table", "mpt"), "--table", "mtp"),
         (("plan", "--hardware", "8xh100"), "--model", "qwen3-8b"),
     ],
