@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from sglang_ext.inputs import InputError, not_negative, output_file
+from sglang_ext.inputs import InputError, not_negative, output_file, refuse_without_effect
 from sglang_ext.lossless.errors import CannotTest, RefusedRequest
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def lossless(
+    ctx: typer.Context,
     launch: Annotated[
         list[str] | None, typer.Argument(metavar="[-- LAUNCH ARGUMENTS]", show_default=False)
     ] = None,
@@ -92,6 +93,7 @@ def lossless(
             sampled_prompts=sampled_prompts,
             seed=seed,
         )
+        _has_effect(ctx, plan.groups, bool(launch), itself is not None, prompts is not None)
         asked = _prompts(prompts, sets)[:limit]
         output_file("--json", json_file)
         output_file("--report", report, (".html", ".md"))
@@ -152,13 +154,33 @@ def _servers(
             remedy="Name the servers in one of these ways.",
         )
     if launch:
-        say = console.print
-        return Pair(launch, together=together, first_port=first_port, report=say)
+        return Pair(
+            launch, together=together, first_port=first_port, report=console.print, key=key, api=api
+        )
     if itself is not None:
         return nullcontext(connected.itself(itself, key))
     assert base is not None
     assert spec is not None
     return nullcontext(connected.both(base, spec, key, api))
+
+
+def _has_effect(
+    ctx: typer.Context, groups: tuple[str, ...], launch: bool, itself: bool, prompts: bool
+) -> None:
+    """Raises InputError for an option that the others given make useless."""
+    if not launch:
+        refuse_without_effect(ctx, "without -- LAUNCH ARGUMENTS", "--together", "--first-port")
+    if itself:
+        refuse_without_effect(ctx, "beside --self, which needs SGLang's own", "--api")
+    if prompts:
+        refuse_without_effect(ctx, "beside --prompts", "--sets")
+    if "sampled" not in groups:
+        useless = ("--samples", "--depth", "--sampled-prompts")
+        refuse_without_effect(ctx, "without the sampled checks (--only)", *useless)
+    if "echo" not in groups:
+        refuse_without_effect(ctx, "without the echo checks (--only)", "--seed")
+    if groups == ("sampled",):
+        refuse_without_effect(ctx, "with the sampled checks alone (--only)", "--bound")
 
 
 def names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:

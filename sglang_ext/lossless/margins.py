@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from os.path import commonprefix
 from typing import Any
 
 from sglang_ext.lossless.endpoint import Endpoint
@@ -61,6 +62,7 @@ class Divergence:
     margin: nats between the base's two most likely tokens there
     explained: True, False, or None where the log-probabilities are not those that chose the token
     later_outside: tokens after it that the base, given the text so far, would not have chosen
+    base_text, spec_text: both answers around the place where their texts part
     """
 
     prompt: str
@@ -73,9 +75,26 @@ class Divergence:
     explained: bool | None
     later_outside: int = 0
     note: str = ""
+    base_text: str = ""
+    spec_text: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+# Characters of an answer that are shown before and from the place where two texts part.
+BEFORE, AFTER = 12, 16
+
+
+def parted(left: str, right: str) -> tuple[str, str]:
+    """What both say around the first character that differs, cuts marked."""
+    at = len(commonprefix([left, right]))
+
+    def around(text: str) -> str:
+        start, end = max(0, at - BEFORE), at + AFTER
+        return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+
+    return around(left), around(right)
 
 
 def gap_between(token: Token, other: Key) -> float | None:
@@ -130,7 +149,18 @@ class Judge:
         """None where the answers are equal."""
         at = first_difference(expected.keys, found.keys)
         if at is None:
-            return self._same_tokens(prompt, expected, found, concurrency)
+            divergence = self._same_tokens(prompt, expected, found, concurrency)
+        else:
+            divergence = self._classified(prompt, expected, found, at, concurrency)
+        if divergence is None:
+            return None
+        base_text, spec_text = parted(expected.text, found.text)
+        return replace(divergence, base_text=base_text, spec_text=spec_text)
+
+    def _classified(
+        self, prompt: Prompt, expected: Answer, found: Answer, at: int, concurrency: int
+    ) -> Divergence:
+        """at: the first token that differs"""
         ours = expected.tokens[at].key if at < len(expected.tokens) else None
         theirs = found.keys[at] if at < len(found.tokens) else None
         if ours is None:

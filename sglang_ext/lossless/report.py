@@ -105,12 +105,18 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["check"],
         row["prompt"],
         str(row["position"] + 1),
-        repr(row["base_token"]),
-        repr(row["spec_token"]),
+        _token(row["base_token"], row["base_text"]),
+        _token(row["spec_token"], row["spec_text"]),
         _nats(row["gap"]),
         _nats(row["margin"]),
         word + later + note,
     ]
+
+
+def _token(key: int | str | None, text: str) -> str:
+    """The token as the server names it, and the answer's text around it."""
+    named = "end" if key is None else repr(key)
+    return f"{named} in {text!r}" if text else named
 
 
 def write_report(result: Result, path: Path) -> None:

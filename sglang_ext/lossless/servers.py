@@ -95,6 +95,7 @@ class Pair:
     """Opens the side that is asked for, starting its server when it is not up.
 
     together: keep both up; otherwise one is stopped before the other is started
+    key, api: as for `connect`
     """
 
     def __init__(
@@ -105,8 +106,11 @@ class Pair:
         first_port: int,
         seconds: float = 900,
         report: Callable[[str], None] = lambda line: None,
+        key: str | None = None,
+        api: str = "auto",
     ) -> None:
         check_arguments(argv)
+        self.key, self.api = key, api
         self.argv = {Side.SPEC: list(argv), Side.BASE: without_speculation(argv)}
         self.together, self.seconds, self.report = together, seconds, report
         self._next_port = first_port
@@ -127,7 +131,7 @@ class Pair:
         server = LaunchedServer(self.argv[side], port, self.seconds)
         try:
             server.wait_ready()
-            self._up[side] = server, connect(server.url)
+            self._up[side] = server, connect(server.url, key=self.key, api=self.api)
         except BaseException:
             server.stop()
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,22 +14,12 @@ from typer.testing import CliRunner
 
 from sglang_ext.cli import app
 from sglang_ext.lossless import parameters
+from sglang_ext.lossless.margins import parted
 from sglang_ext.lossless.types import Answer, Sampling, Token
 from tests.unit.fake_openai import Change, FakeServer
 
-SIZES = (
-    "--limit",
-    "6",
-    "--tokens",
-    "12",
-    "--samples",
-    "60",
-    "--sampled-prompts",
-    "2",
-    "--depth",
-    "3",
-)
-QUICK = ("--sets", "code,math", "--concurrency", "1,4", *SIZES)
+QUICK = ("--sets", "code,math", "--concurrency", "1,4", "--limit", "6", "--tokens", "12")
+DRAWS = ("--sampled-prompts", "2", "--depth", "3", "--samples")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def _state(found: dict, name: str) -> str:
 
 
 def test_equal_servers(base: FakeServer, tmp_path: Path) -> None:
-    code, found = _check(base, lambda _, logits: logits, tmp_path, "--samples", 100)
+    code, found = _check(base, lambda _, logits: logits, tmp_path, *DRAWS, 100)
     assert code == 0, found["statement"]
     assert found["base"]["engine"] == "openai"
     for name in ("greedy, 1 at a time", "sampled, temperature 1", "stop string", "seed"):
@@ -77,6 +69,20 @@ def _swap_top_two(least: float, most: float) -> Change:
     return change
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "shown"),
+    [
+        ("The capital is Paris, of course.", "The capital is Pisa.",
+         ("…capital is Paris, of course.", "…capital is Pisa.")),
+        ("a", "", ("a", "")),
+        ("x" * 40 + "a" + "b" * 40, "x" * 40, ("…" + "x" * 12 + "a" + "b" * 15 + "…",
+                                              "…" + "x" * 12)),
+    ],
+)  # fmt: skip
+def test_both_texts_are_cut_where_they_part(left: str, right: str, shown: tuple[str, str]) -> None:
+    assert parted(left, right) == shown
+
+
 def test_a_near_tie_is_explained_and_a_clear_choice_is_not(
     base: FakeServer, tmp_path: Path
 ) -> None:
@@ -87,6 +93,11 @@ def test_a_near_tie_is_explained_and_a_clear_choice_is_not(
     assert rows
     assert all(d["explained"] and 0 <= d["gap"] <= 0.2 for d in rows)
     assert all(d["gap"] == pytest.approx(d["margin"]) for d in rows)
+    # This server's tokens are words, so the texts part where the tokens do.
+    for d in rows:
+        for side in ("base", "spec"):
+            assert d[f"{side}_token"].strip() in d[f"{side}_text"], d
+        assert d["base_text"] != d["spec_text"]
     code, found = _check(base, _swap_top_two(1.0, 2.0), tmp_path, *greedy)
     assert code == 1
     assert found["verdict"].startswith("NOT lossless")
@@ -96,7 +107,7 @@ def test_another_law_is_found(base: FakeServer, tmp_path: Path) -> None:
     def cooler(said: Sequence[str], logits: list[float]) -> list[float]:
         return [v * 1.4 for v in logits] if said else logits
 
-    code, found = _check(base, cooler, tmp_path, "--only", "sampled", "--samples", 300)
+    code, found = _check(base, cooler, tmp_path, "--only", "sampled", *DRAWS, 300)
     assert code == 1
     confirmed = [t for o in found["outcomes"] for t in o["details"].get("confirmed", ())]
     assert confirmed
@@ -121,7 +132,7 @@ def test_report(base: FakeServer, tmp_path: Path, suffix: str) -> None:
             spec.url,
             "--only",
             "greedy,sampled",
-            "--samples",
+            *DRAWS,
             50,
             "--report",
             path,
@@ -131,6 +142,9 @@ def test_report(base: FakeServer, tmp_path: Path, suffix: str) -> None:
     text = path.read_text()
     assert "NOT lossless" in text
     assert text.count("data:image/png;base64,") == 2
+    rows = re.findall(r"UNEXPLAINED", text)
+    assert rows
+    assert len(re.findall(r"'[^'|<]+' in '[^'|<]+'", html.unescape(text))) >= 2 * len(rows)
 
 
 def test_prompts_of_the_user(base: FakeServer, tmp_path: Path) -> None:
@@ -214,7 +228,7 @@ def test_a_base_that_disagrees_with_itself_ends_undecided(tmp_path: Path) -> Non
         return [v + rng.gauss(0, 1) for v in logits]
 
     with FakeServer(unsteady) as server:
-        code, found = _check(server, lambda _, logits: logits, tmp_path)
+        code, found = _check(server, lambda _, logits: logits, tmp_path, *DRAWS, 60)
     assert code == 2
     assert _state(found, "base against itself") == "could not test"
 
