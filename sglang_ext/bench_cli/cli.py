@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_ext.inputs import InputError, not_negative, output_file
+from sglang_ext.inputs import InputError, not_negative, output_file, refuse_without_effect
 
 if TYPE_CHECKING:
-    from sglang_ext.bench_cli.grid import Point, Setting
+    from sglang_ext.bench_cli.grid import Dataset, Point, Setting
     from sglang_ext.bench_cli.results import Results
     from sglang_ext.bench_cli.tools import Load
 
@@ -19,6 +20,7 @@ Say = Callable[[str], None]
 
 
 def bench(
+    ctx: typer.Context,
     launch: Annotated[
         list[str] | None, typer.Argument(metavar="[-- LAUNCH ARGUMENTS]", show_default=False)
     ] = None,
@@ -91,6 +93,7 @@ def bench(
             raise CannotTest(
                 "--dataset", expected="random with one-batch", found=dataset, remedy="Drop it."
             )
+        _has_effect(ctx, load.tool, loads, speculates=bool(algorithms) or not launch)
         if not launch:
             launch, drafts = _built_in()
             algorithms = algorithms or drafts
@@ -113,12 +116,30 @@ def bench(
     except KeyboardInterrupt:
         say(f"ended by the user; run it again to go on from {out}")
         raise typer.Exit(2) from None
+    except Exception as error:
+        # Python would end with 1, which says that a setting is not lossless.
+        traceback.print_exc()
+        said = " ".join(f"unexpected {type(error).__name__}: {error}".split())
+        say(f"could not measure: {said}. What was measured is in {out}; run it again to go on.")
+        raise typer.Exit(2) from error
     _show(results)
     if warning := results.unsteady():
         say(f"note: {warning}")
     for name in refused:
         say(f"not timed, since it is not lossless: {name} (the reason is in {out})")
     raise typer.Exit(1 if refused else 0)
+
+
+def _has_effect(ctx: typer.Context, tool: str, loads: list[Dataset], speculates: bool) -> None:
+    """Raises InputError for an option that the others given make useless."""
+    if tool == "one-batch":
+        refuse_without_effect(ctx, "with --tool one-batch", "--prompts")
+    if all(one.is_random for one in loads):
+        refuse_without_effect(ctx, "on random ids alone", "--chat")
+    if not any(one.is_random for one in loads):
+        refuse_without_effect(ctx, "without --dataset random", "--input-tokens")
+    if not speculates:
+        refuse_without_effect(ctx, "without --with", "--gamma")
 
 
 def _built_in() -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_ext.inputs import InputError, output_file, positive
+from sglang_ext.inputs import InputError, output_file, positive, refuse_without_effect
 
 app = typer.Typer(
     help="Measure this machine (sps) and fit a draft's confidence (sts) for DSPARK's scheduler.",
@@ -23,6 +23,7 @@ BUSY = 0.3
 
 @app.command()
 def sps(
+    ctx: typer.Context,
     launch: Annotated[
         list[str] | None, typer.Argument(metavar="[-- LAUNCH ARGUMENTS]", show_default=False)
     ] = None,
@@ -57,6 +58,7 @@ def sps(
             )
         output_file("--out", out)
         if grid is not None:
+            refuse_without_effect(ctx, "beside --grid", "--first-port", "--seconds")
             found = read_grid(grid)
         else:
             found = measure(

@@ -73,7 +73,10 @@ def launch(
     if show_list:
         if name is not None:
             raise InputError(
-                "--list", expected="no preset beside it", found=name, remedy="Leave one of them out."
+                "--list",
+                expected="no preset beside it",
+                found=name,
+                remedy="Leave one of them out.",
             )
         _print_list(as_json)
         return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from os.path import commonprefix
 from typing import Any
 
 from sglang_ext.lossless.endpoint import Endpoint
@@ -88,7 +87,8 @@ BEFORE, AFTER = 12, 16
 
 def parted(left: str, right: str) -> tuple[str, str]:
     """What both say around the first character that differs, cuts marked."""
-    at = len(commonprefix([left, right]))
+    apart = (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    at = next(apart, min(len(left), len(right)))
 
     def around(text: str) -> str:
         start, end = max(0, at - BEFORE), at + AFTER

@@ -119,7 +119,10 @@ def test_text_that_looks_like_a_number_reaches_sglang_as_written(tmp_path: Path)
 
     parser, _ = _parser()
     given = {"api_key": "0123456", "revision": "12345e67", "served_model_name": "true"}
-    lists: dict[str, list[Any]] = {"cuda_graph_bs_decode": [1, 2, 4], "lora_target_modules": ["all"]}
+    lists: dict[str, list[Any]] = {
+        "cuda_graph_bs_decode": [1, 2, 4],
+        "lora_target_modules": ["all"],
+    }
     settings = [f"{name}={value}" for name, value in given.items()]
     settings += [f"{name}={' '.join(map(str, values))}" for name, values in lists.items()]
     launch = compose(catalog.preset("demo-cpu-balanced"), settings)

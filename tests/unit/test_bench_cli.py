@@ -137,6 +137,10 @@ REFUSED = {
     "no file": (("--dataset", "x=/no/such", "--", "--model-path", "m"), "expected a file"),
     "gamma": (("--gamma", "a", "--", "--model-path", "m"), "--gamma: expected numbers"),
     "tool": (("--tool", "wrk", "--", "--model-path", "m"), "--tool: expected some of"),
+    "prompts of one batch": (("--tool", "one-batch", "--prompts", "4"), "--prompts: expected none"),
+    "chat of ids": (("--dataset", "random", "--chat"), "--chat: expected none"),
+    "length of texts": (("--dataset", "code", "--input-tokens", "9"), "--input-tokens: expected n"),
+    "gamma of nothing": (("--gamma", "3", "--", "--model-path", "m"), "--gamma: expected none"),
     "folder": (("--out", "/no/such/x.json", "--", "--model-path", "m"), "--out: expected a file"),
 }
 
@@ -147,3 +151,40 @@ def test_refuses(name: str) -> None:
     result = _run(*args)
     assert result.exit_code == 2, result.output
     assert message in result.output
+
+
+def test_the_unexpected_is_no_lossy_setting_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool that breaks on the second point: the first is kept, and the next run starts there."""
+    out, asked = tmp_path / "b.json", []
+
+    def measured(url: str, point: grid.Point, load: Load) -> dict[str, float]:
+        asked.append(point.concurrency)
+        if len(asked) == 2:
+            raise IndexError("no\nsuch row")
+        return _figures(10.0)
+
+    monkeypatch.setattr("sglang_ext.bench_cli.tools.measure", measured)
+    monkeypatch.setattr("sglang_ext.lossless.servers.LaunchedServer", _NoServer)
+    words = ("--out", out, "--concurrency", "1,4", "--", *ARGV)
+    broken = _run(*words)
+    assert broken.exit_code == 2
+    *_, said = broken.output.splitlines()
+    assert said == (
+        "could not measure: unexpected IndexError: no such row. "
+        f"What was measured is in {out}; run it again to go on."
+    )
+    assert _run(*words).exit_code == 0
+    assert asked == [1, 4, 4]
+
+
+class _NoServer:
+    def __init__(self, *_: object) -> None:
+        self.url = "http://nowhere"
+
+    def wait_ready(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
