@@ -6,13 +6,16 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.sglang-ext-installed
 ARGS ?=
 TIERS ?= tests
+JOBS ?= 2
+# A file stays in one process: its tests share servers.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: help venv demo test test-matrix test-unit lint bench clean
 
 help:
 	@echo "make demo [ARGS=--once]   serve the built-in model with DSPARK and talk to it"
-	@echo "make test [TIERS=tests/unit]  lint, types and tests"
-	@echo "make test-matrix          every parallel layout with every algorithm (half an hour)"
+	@echo "make test [TIERS=tests/unit] [JOBS=2]  lint, types and tests, in JOBS processes"
+	@echo "make test-matrix          every parallel layout with every algorithm (hours on two cores)"
 	@echo "make lint                 ruff and mypy"
 	@echo "make bench [ARGS=...]     the speed table of the README, to bench.md"
 	@echo "VENV=/path/to/venv keeps the environment elsewhere."
@@ -34,13 +37,13 @@ lint: venv
 	$(VENV)/bin/mypy
 
 test: lint
-	$(PY) -m pytest $(TIERS)
+	$(PYTEST) $(TIERS)
 
 test-matrix: venv
 	SGLANG_EXT_TEST_MATRIX=1 $(PY) -m pytest tests/e2e/test_layouts.py
 
 test-unit: venv
-	$(PY) -m pytest tests/unit
+	$(PYTEST) tests/unit
 
 bench: venv
 	$(VENV)/bin/sglang-ext bench --markdown bench.md $(ARGS)
