@@ -1,9 +1,10 @@
-"""What DeepSeek-V4's sparse attention costs per decoded token as the context grows.
+"""What the sparse attention of DeepSeek-V4 and V3.2 costs per decoded token as the context grows.
 
-One query row of one CSA layer with the proportions of DeepSeek-V4-Flash (fewer heads, so that it
-fits a laptop): the indexer scores every entry of the context, attention reads the window and the
-selected entries only. Dense attention over all tokens runs beside it in the same loop. Before
-anything is timed, the selection is compared with the naive reference.
+One query row of one layer with the proportions of the published models (fewer heads, so that it
+fits a laptop). The indexer scores everything: V4-Flash's entries of 4 tokens in a CSA layer, every
+token in V3.2. Attention reads what is selected, in V4 beside the window. Dense attention over all
+tokens runs beside it in the same loop. Before anything is timed, the selection is compared with
+the naive reference.
 
     python -m bench.dsa_cost --out dsa_cost.json --plot dsa_cost.png
 """
@@ -24,29 +25,44 @@ from torch import Tensor
 from bench.report import environment
 from sglang_ext.kernels.indexer import select_entries
 from sglang_ext.kernels.indexer.reference import select_entries_reference
+from sglang_ext.kernels.indexer_v32 import select_tokens
+from sglang_ext.kernels.indexer_v32.reference import select_tokens_reference
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
-from sglang_ext.srt.cache.dsv4_pool import layer_buffers
-from sglang_ext.srt.models.deepseek_v4_config import parse
-from sglang_ext.tiny_model.deepseek_v4 import tiny_config
-
-RATIO = 4
+from sglang_ext.srt.cache import dsa_pool, dsv4_pool
+from sglang_ext.srt.models import deepseek_v4_config, deepseek_v32_config
+from sglang_ext.tiny_model import deepseek_v4, deepseek_v32
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one layer."""
+    """Of one layer.
 
+    ratio: tokens per entry that the indexer scores. dim: of a cached row; its first `value_dim`
+    are the value. window: tokens read beside what is selected.
+    """
+
+    ratio: int
+    dim: int
+    value_dim: int
+    window: int
+    top_k: int
     heads: int = 8
-    dim: int = 512
     index_heads: int = 8
     index_dim: int = 128
-    window: int = 128
-    top_k: int = 512
+
+
+SHAPES = {
+    "DeepSeek-V4, CSA layer": Shape(ratio=4, dim=512, value_dim=512, window=128, top_k=512),
+    "DeepSeek-V3.2": Shape(ratio=1, dim=576, value_dim=512, window=0, top_k=2048),
+}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A decode step's inputs behind `context` tokens."""
+    """A decode step's inputs behind `context` tokens.
+
+    entries: what selected numbers name: pooled rows, or the latents themselves.
+    """
 
     shape: Shape
     context: int
@@ -60,46 +76,52 @@ class Layer:
     @classmethod
     def random(cls, shape: Shape, context: int) -> Layer:
         torch.manual_seed(context)
-        blocks = context // RATIO
+        blocks = context // shape.ratio
+        latents = torch.randn(context, shape.dim)
         return cls(
             shape,
             context,
             q=torch.randn(1, shape.heads, shape.dim),
             index_q=torch.randn(1, 1, shape.index_heads, shape.index_dim),
             weights=torch.rand(1, 1, shape.index_heads),
-            latents=torch.randn(context, shape.dim),
-            entries=torch.randn(blocks, shape.dim),
+            latents=latents,
+            entries=latents if shape.ratio == 1 else torch.randn(blocks, shape.dim),
             keys=torch.randn(blocks, shape.index_dim),
         )
 
-    def select(self) -> Tensor:
+    def select(self, *, naive: bool = False) -> Tensor:
         """[1, selected] entries."""
-        blocks = torch.arange(len(self.keys))[None]
-        visible = torch.tensor([[len(self.keys)]])
-        args = (self.index_q, self.weights, self.keys, blocks, visible, self.shape.top_k)
-        return select_entries(*args)[0]
+        count = len(self.keys)
+        visible, top_k = torch.tensor([[count]]), self.shape.top_k
+        if self.shape.ratio == 1:
+            tokens = select_tokens_reference if naive else select_tokens
+            return tokens(self.index_q, self.weights, self.keys[None], visible, top_k)[0]
+        entries = select_entries_reference if naive else select_entries
+        slots = torch.arange(count)[None]
+        return entries(self.index_q, self.weights, self.keys, slots, visible, top_k)[0]
 
     def sparse(self, chosen: Tensor) -> Tensor:
-        first = max(self.context - self.shape.window, 0)
-        window = torch.arange(first, self.context)[None]
-        return self._attend(Rows(self.latents, window), Rows(self.entries, chosen))
+        selected = Rows(self.entries, chosen)
+        if not self.shape.window:
+            return self._attend(selected)
+        window = torch.arange(max(self.context - self.shape.window, 0), self.context)[None]
+        return self._attend(Rows(self.latents, window), selected)
 
     def dense(self) -> Tensor:
         return self._attend(Rows(self.latents, torch.arange(self.context)[None]))
 
     def _attend(self, *sources: Rows) -> Tensor:
-        dim = self.shape.dim
-        return sparse_attention(self.q, sources, sink=None, scale=dim**-0.5, value_dim=dim)
+        scale = self.shape.dim**-0.5
+        return sparse_attention(
+            self.q, sources, sink=None, scale=scale, value_dim=self.shape.value_dim
+        )
 
 
 def check(shape: Shape) -> None:
     """Raise SystemExit unless the selection equals the naive one."""
-    layer = Layer.random(shape, 4 * RATIO * shape.top_k)
-    blocks = torch.arange(len(layer.keys))[None]
-    visible = torch.tensor([[len(layer.keys)]])
-    args = (layer.index_q, layer.weights, layer.keys, blocks, visible, shape.top_k)
-    wanted = select_entries_reference(*args)[0]
-    if not torch.equal(layer.select().sort().values, wanted.sort().values):
+    layer = Layer.random(shape, 4 * shape.ratio * shape.top_k)
+    found, wanted = layer.select(), layer.select(naive=True)
+    if not torch.equal(found.sort().values, wanted.sort().values):
         raise SystemExit("selection: expected the naive reference's, found another")
 
 
@@ -130,12 +152,21 @@ def measure(shape: Shape, contexts: list[int], repeats: int) -> list[dict[str, f
 
 
 def memory() -> dict[str, float]:
-    """Bytes per token and buffer of each kind of layer, at page 1, bf16."""
-    config = parse(tiny_config(head_dim=512, index_head_dim=128, qk_rope_head_dim=64))
-    found = {}
+    """Bytes per token of each kind of layer and buffer, at page 1, bf16; what the pools allocate.
+
+    That they allocate as much is held by the 300-step tests of tests/oracle.
+    """
+    v4 = deepseek_v4_config.parse(
+        deepseek_v4.tiny_config(head_dim=512, index_head_dim=128, qk_rope_head_dim=64)
+    )
+    found: dict[str, float] = {}
     for ratio in (0, 4, 128):
-        for buffer in layer_buffers(config, ratio, torch.bfloat16, 1):
-            found[f"ratio {ratio}: {buffer.name}"] = buffer.bytes_per_token
+        for buffer in dsv4_pool.layer_buffers(v4, ratio, torch.bfloat16, 1):
+            found[f"DeepSeek-V4, ratio {ratio}: {buffer.name}"] = buffer.bytes_per_token
+    v32 = deepseek_v32_config.parse(
+        deepseek_v32.tiny_config(kv_lora_rank=512, qk_rope_head_dim=64, index_head_dim=128)
+    )
+    found["DeepSeek-V3.2: latent and index key"] = dsa_pool.bytes_per_token(v32, 1, torch.bfloat16)
     return found
 
 
@@ -147,19 +178,20 @@ def table(rows: list[dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: list[dict[str, float]], path: Path) -> None:
+def plot(found: dict[str, list[dict[str, float]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4))
-    contexts = [row["context"] for row in rows]
-    for key, label in (
-        ("indexer_ms", "indexer"),
-        ("sparse_ms", "attention"),
-        ("dense_ms", "dense"),
-    ):
-        axes.loglog(contexts, [row[key] for row in rows], marker="o", label=label)
-    axes.set(xlabel="context, tokens", ylabel="ms per decoded token and layer")
-    axes.legend()
+    figure, panels = plt.subplots(1, len(found), figsize=(6 * len(found), 4), squeeze=False)
+    for axes, (title, rows) in zip(panels[0], found.items(), strict=True):
+        contexts = [row["context"] for row in rows]
+        for key, label in (
+            ("indexer_ms", "indexer"),
+            ("sparse_ms", "attention"),
+            ("dense_ms", "dense"),
+        ):
+            axes.loglog(contexts, [row[key] for row in rows], marker="o", label=label)
+        axes.set(title=title, xlabel="context, tokens", ylabel="ms per decoded token and layer")
+        axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
@@ -172,17 +204,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("dsa_cost.json"))
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    shape = Shape()
-    check(shape)
-    rows = measure(shape, args.contexts, args.repeats)
-    result = {"rows": rows, "bytes_per_token": memory(), "environment": environment(0.0)}
+    found = {}
+    for title, shape in SHAPES.items():
+        check(shape)
+        found[title] = measure(shape, args.contexts, args.repeats)
+        print(f"{title}\n\n{table(found[title])}\n")
+    result = {"rows": found, "bytes_per_token": memory(), "environment": environment(0.0)}
     args.out.write_text(json.dumps(result, indent=1))
-    print(table(rows))
-    print()
-    for name, size in result["bytes_per_token"].items():
+    for name, size in memory().items():
         print(f"{name}: {size:.0f} bytes per token")
     if args.plot:
-        plot(rows, args.plot)
+        plot(found, args.plot)
 
 
 if __name__ == "__main__":
