@@ -47,6 +47,7 @@ LEDGER: tuple[Patch, ...] = (
     worker_policy.PATCH,
     draft_models.PATCH,
     claimed_models.CONFIG_PATCH,
+    claimed_models.WIDTH_PATCH,
     claimed_models.ARGS_PATCH,
     claimed_models.POOL_PATCH,
     claimed_models.SIZE_PATCH,

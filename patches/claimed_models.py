@@ -77,6 +77,17 @@ def _model_class(original: Callable[..., Any], model_config: Any) -> Any:
     return original(model_config)
 
 
+def _handed_width(
+    original: Callable[..., Any], hf_config: Any, hidden_size: int, hc_mult: int
+) -> Any:
+    from sglang_ext.srt.models.claims import claim_of
+
+    claim = claim_of(hf_config)
+    if claim is None or claim.handed_width is None:
+        return original(hf_config, hidden_size, hc_mult)
+    return claim.handed_width(claim.read(hf_config)), None
+
+
 def _resolve_args(server_args: Any, previous: Callable[[Any], None]) -> None:
     from sglang.srt.arg_groups.overrides import model_config_of
 
@@ -100,6 +111,19 @@ CONFIG_PATCH = Patch(
     "model_override_args: Optional[dict] = None, model_config_parser: str = 'auto', **kwargs)",
     until="SGLang's DeepSeek-V3.2 and V4 ask the platform what it can run",
     apply=lambda: hook(f"{_CONFIG}.get_config", _get_config, Kind.AROUND),
+)
+
+WIDTH_PATCH = Patch(
+    name="claimed-models-width",
+    target=f"{_CONFIG}:resolve_spec_hidden_size",
+    kind=Kind.AROUND,
+    where=Where.ANY,
+    why="a DP rank without requests sends the draft rows as wide as the target's streams, and the "
+    "width follows from the official name",
+    upstream=f"{_UPSTREAM}/configs/model_config.py",
+    signature="(hf_config, hidden_size: int, hc_mult: int) -> tuple[int, typing.Optional[int]]",
+    until="a model class states the width of what it hands to a draft",
+    apply=lambda: hook(f"{_CONFIG}.resolve_spec_hidden_size", _handed_width, Kind.AROUND),
 )
 
 ARGS_PATCH = Patch(

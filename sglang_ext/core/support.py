@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NONE, DSPARK, DFLASH = "none", "DSPARK", "DFLASH"
-ALGORITHMS = (NONE, DSPARK, DFLASH)
+NONE, DSPARK, DFLASH, NEXTN = "none", "DSPARK", "DFLASH", "NEXTN"
 
 DENSE, EXPERTS, V32, V4 = "dense", "experts", "DeepSeek-V3.2", "DeepSeek-V4"
 # What stands for a kind of model in the tests.
@@ -17,8 +16,12 @@ MODELS = {
     DENSE: "a tiny Qwen3",
     EXPERTS: "a tiny Qwen3-MoE",
     V32: "a tiny DeepSeek-V3.2",
-    V4: "a tiny DeepSeek-V4 with its bundled DSPARK draft",
+    V4: "a tiny DeepSeek-V4 with its bundled DSPARK draft; under NEXTN, one with an MTP module",
 }
+
+ALGORITHMS = (NONE, DSPARK, DFLASH)
+# Drafting with the module of a checkpoint is DeepSeek-V4's alone.
+ALGORITHMS_OF = {model: (*ALGORITHMS, NEXTN) if model == V4 else ALGORITHMS for model in MODELS}
 
 # name -> what is sent
 WORKLOADS = {
@@ -44,6 +47,7 @@ class Layout:
     speculation: None where DSPARK and DFLASH run, else why they are refused
     refused: (model, why) for the models that do not start with these flags
     undrafted: (model, why) for the models that start with them, but not with speculation
+    nextn: None where NEXTN runs on DeepSeek-V4, else why it is refused
     """
 
     name: str
@@ -53,6 +57,7 @@ class Layout:
     speculation: str | None = None
     refused: tuple[tuple[str, str], ...] = ()
     undrafted: tuple[tuple[str, str], ...] = ()
+    nextn: str | None = None
 
     def size(self, flag: str) -> int:
         """The number behind a flag; 1 when it is not given."""
@@ -87,6 +92,7 @@ _STAGES = "the draft reads layers that other stages hold"
 
 # Models with experts; the dense one stands in where experts change nothing.
 _MIXTURES = (EXPERTS, V32, V4)
+NEXTN_HALVES = "a chain of NEXTN has not been held to one rank in halves"
 STREAMS_OF_STAGES = "the streams are not sent between stages"
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -144,6 +150,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "two-batch overlap",
         _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
         _MIXTURES,
+        nextn=NEXTN_HALVES,
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
         undrafted=((V32, _HALVES), (V4, _HALVES)),
     ),
@@ -181,6 +188,7 @@ COVERED = (
     ("ep2 standard", EXPERTS, NONE),
     ("ep2 deepep normal", EXPERTS, NONE),
     ("ep2 deepep auto", V32, NONE),
+    ("ep2 deepep auto", V4, NEXTN),
     ("ep2 deepep normal", V32, DFLASH),
     ("ep2 deepep low_latency", EXPERTS, DSPARK),
     ("ep2 deepep low_latency", V4, DSPARK),
@@ -217,13 +225,15 @@ class Verdict:
 
 def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict:
     """The cell of a layout, a model of `MODELS`, an algorithm and a workload."""
-    if model not in MODELS or algorithm not in ALGORITHMS or workload not in WORKLOADS:
+    if algorithm not in ALGORITHMS_OF.get(model, ()) or workload not in WORKLOADS:
         raise KeyError(f"no such cell: {model!r}, {algorithm!r}, {workload!r}")
     for refused, why in where.refused:
         if model == refused:
             return Verdict(why)
     if model not in where.models:
         return Verdict(UNTRIED)
+    if algorithm == NEXTN and where.nextn is not None:
+        return Verdict(where.nextn)
     if algorithm != NONE:
         return Verdict(where.speculation or dict(where.undrafted).get(model, ""))
     return Verdict()

@@ -12,9 +12,11 @@ from sglang_ext.core.support import (
     ALGORITHMS,
     LAYOUTS,
     MODELS,
+    NEXTN,
     NONE,
     REFUSALS,
     UNTRIED,
+    V4,
     WORKLOADS,
     Layout,
     verdict,
@@ -27,9 +29,17 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(where: Layout, model: str) -> str:
-    """What runs: "yes" for all algorithms and workloads."""
-    verdicts = {(a, w): verdict(where, model, a, w) for a in ALGORITHMS for w in WORKLOADS}
+# head -> the model and the algorithms of a column
+COLUMNS = {model: (model, ALGORITHMS) for model in MODELS} | {f"{V4}, {NEXTN}": (V4, (NEXTN,))}
+
+
+def _facts(where: Layout) -> list[str]:
+    return [where.name, str(where.ranks), f"`{' '.join(where.flags)}`"]
+
+
+def _cell(where: Layout, model: str, algorithms: tuple[str, ...]) -> str:
+    """What runs: "yes" for all of `algorithms` and all workloads."""
+    verdicts = {(a, w): verdict(where, model, a, w) for a in algorithms for w in WORKLOADS}
     reasons = sorted({v.reason for v in verdicts.values() if not v.yes})
     if not reasons:
         return "yes"
@@ -44,12 +54,9 @@ def _cell(where: Layout, model: str) -> str:
 
 
 def tables() -> str:
-    """Markdown: layouts by model, models, workloads, refusals."""
-    head = [_row(["layout", "ranks", "flags", *MODELS]), _row(["---"] * (3 + len(MODELS)))]
-    layouts = [
-        _row([x.name, str(x.ranks), f"`{' '.join(x.flags)}`", *(_cell(x, m) for m in MODELS)])
-        for x in LAYOUTS
-    ]
+    """Markdown: layouts by model and NEXTN, models, workloads, refusals."""
+    head = [_row(["layout", "ranks", "flags", *COLUMNS]), _row(["---"] * (3 + len(COLUMNS)))]
+    layouts = [_row(_facts(x) + [_cell(x, *c) for c in COLUMNS.values()]) for x in LAYOUTS]
     models = [f"- {name}: {text}" for name, text in MODELS.items()]
     workloads = [f"- {name}: {text}" for name, text in WORKLOADS.items()]
     refusals = [_row(["refused", "why", "remedy"]), _row(["---"] * 3)] + [

@@ -85,6 +85,7 @@ REFUSED: tuple[tuple[object, ...], ...] = (
     ("--enable-multi-layer-eagle",),
     ("--speculative-use-rejection-sampling",),
     ("--enable-return-hidden-states",),
+    ("--speculative-moe-a2a-backend", "deepep"),
     ("--speculative-num-steps", 0),
     ("--speculative-num-steps", 2, "--speculative-num-draft-tokens", 5),
 )

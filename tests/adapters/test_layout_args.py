@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.core.support import LAYOUTS, REFUSALS, V4, V32
+from sglang_ext.core.support import LAYOUTS, NEXTN, REFUSALS, UNTRIED, V4, V32, verdict
 from sglang_ext.srt.parallel.layout_args import LayoutError
 from tests.tiny import make_draft, make_target
 
@@ -106,6 +106,20 @@ def test_layouts_of_deepseek_models(deepseek: dict[str, Path], model: str) -> No
             continue
         with pytest.raises(ValueError, match="expected unset") as error:
             _resolve(deepseek[model], *where.flags)
+        assert reason[1:] in str(error.value), where.name
+
+
+def test_layouts_of_the_module_of_deepseek_v4(tmp_path: Path) -> None:
+    """NEXTN: what the table refuses is refused in its words; everything else resolves."""
+    target = make_target(tmp_path / "v4", "deepseek_v4", with_dspark=False, with_mtp=True)
+    for where in LAYOUTS:
+        flags = (*where.flags, "--speculative-algorithm", NEXTN)
+        reason = verdict(where, V4, NEXTN, "short").reason
+        if reason in ("", UNTRIED):
+            _resolve(target, *flags)
+            continue
+        with pytest.raises(ValueError, match="expected") as error:
+            _resolve(target, *flags)
         assert reason[1:] in str(error.value), where.name
 
 

@@ -1,4 +1,4 @@
-"""Every parallel layout answers as one rank does, in fp32, alone and with DSPARK or DFLASH.
+"""Every parallel layout answers as one rank does, in fp32, alone and with DSPARK, DFLASH or NEXTN.
 
 The cells come from `sglang_ext.core.support`. A plain run covers one of each kind of layout;
 SGLANG_EXT_TEST_MATRIX=1 (`make test-matrix`) runs every cell that says yes.
@@ -7,16 +7,18 @@ SGLANG_EXT_TEST_MATRIX=1 (`make test-matrix`) runs every cell that says yes.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from sglang_ext.core.support import (
-    ALGORITHMS,
+    ALGORITHMS_OF,
     COVERED,
     DENSE,
     DSPARK,
     EXPERTS,
     LAYOUTS,
+    NEXTN,
     NONE,
     V4,
     V32,
@@ -53,7 +55,7 @@ def _runs() -> list[tuple[str, str, str]]:
         (x.name, model, algorithm)
         for x in LAYOUTS
         for model in x.models
-        for algorithm in ALGORITHMS
+        for algorithm in ALGORITHMS_OF[model]
     ]
 
 
@@ -65,14 +67,22 @@ CELLS = [
 ]
 
 
+def _target(stand: Stand, model: str, algorithm: str) -> Path:
+    # A V4 checkpoint carries a DSPARK draft or an MTP module.
+    carried = {"with_dspark": False, "with_mtp": True} if algorithm == NEXTN else {}
+    return stand.checkpoints.target(KINDS[model], **carried)
+
+
 def _spec(stand: Stand, where: Layout, model: str, algorithm: str, fault: str = "") -> Spec:
     kind = KINDS[model]
-    target = stand.checkpoints.target(kind)
+    target = _target(stand, model, algorithm)
     # SGLang divides the chunk by the DP ranks.
     flags = (*where.flags, "--chunked-prefill-size", CHUNK * where.attention_dp)
     env = {VARIABLE: fault} if fault else {}
     if algorithm == NONE:
         return stand.plain_spec(target, *flags, env=env)
+    if algorithm == NEXTN:
+        return stand.plain_spec(target, "--speculative-algorithm", NEXTN, *flags, env=env)
     if (model, algorithm) == (V4, "DSPARK"):
         bundled = ("--speculative-algorithm", "DSPARK", "--speculative-num-draft-tokens", 5)
         return stand.plain_spec(target, *bundled, *flags, env=STEADY | env)
@@ -84,16 +94,16 @@ def _server(stand: Stand, where: Layout, model: str, algorithm: str, fault: str 
     return stand.server(_spec(stand, where, model, algorithm, fault))
 
 
-_one_rank: dict[tuple[str, str], Answers] = {}
+_one_rank: dict[tuple[Path, str], Answers] = {}
 
 
-def _expected(stand: Stand, model: str, workload: str) -> Answers:
-    """One rank's answers, asked once for all workloads."""
-    if (model, workload) not in _one_rank:
-        server = _server(stand, Layout("one rank", ()), model, NONE)
+def _expected(stand: Stand, target: Path, workload: str) -> Answers:
+    """One rank's answers without speculation, asked once for all workloads."""
+    if (target, workload) not in _one_rank:
+        server = stand.server(stand.plain_spec(target, "--chunked-prefill-size", CHUNK))
         for name, run in RUNS.items():
-            _one_rank[(model, name)] = run(server.client, 1)
-    return _one_rank[(model, workload)]
+            _one_rank[(target, name)] = run(server.client, 1)
+    return _one_rank[(target, workload)]
 
 
 @pytest.mark.parametrize(("name", "model", "algorithm", "workload"), CELLS)
@@ -101,7 +111,7 @@ def test_same_tokens_as_one_rank(
     stand: Stand, name: str, model: str, algorithm: str, workload: str
 ) -> None:
     where = layout(name)
-    expected = _expected(stand, model, workload)
+    expected = _expected(stand, _target(stand, model, algorithm), workload)
     server = _server(stand, where, model, algorithm)
     assert RUNS[workload](server.client, where.attention_dp) == expected
     server.assert_healthy()
@@ -137,7 +147,8 @@ def test_a_planted_fault_is_seen(stand: Stand, fault: str) -> None:
     """The comparison above can fail: each of these makes it, in some workload."""
     name, model, algorithm = CONTROLS[fault]
     where = layout(name)
-    expected = {workload: _expected(stand, model, workload) for workload in RUNS}
+    target = _target(stand, model, algorithm)
+    expected = {workload: _expected(stand, target, workload) for workload in RUNS}
     server = _server(stand, where, model, algorithm, fault)
     got = {workload: run(server.client, where.attention_dp) for workload, run in RUNS.items()}
     stand.pool.drop(server.spec)

@@ -40,6 +40,8 @@ class Claim:
     model, backend: `module:class`. pool: `module:function` of the facts.
     token_size: bytes of one token in the pool.
     prepare: further arguments that the model decides, once nothing is refused.
+    handed_width: of what a target hands to its checkpoint's own module, by the facts; None where
+        that is a hidden state.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Claim:
     pool: str
     token_size: TokenSize
     prepare: Callable[[Any], None] = lambda _server_args: None
+    handed_width: Callable[[Any], int] | None = None
 
     @property
     def architecture(self) -> str:

@@ -116,13 +116,17 @@ class Decoder(nn.Module):
         forward_batch: Any,
         input_embeds: Tensor | None = None,
     ) -> Any:
-        """[rows, hidden] after the final norm, and the features where layers are captured.
+        """[rows, hidden] after the final norm, and what a draft reads.
 
+        That is the features where layers are captured, the streams [rows, n * hidden] for a module.
         SGLang calls this under context parallelism, with its rank's rows, and gathers what comes
         back.
         """
-        hidden, captured, _ = self.run(input_ids, positions, forward_batch, input_embeds)
-        return (hidden, captured) if self.layers_to_capture else hidden
+        hidden, captured, streams = self.run(input_ids, positions, forward_batch, input_embeds)
+        if self.layers_to_capture:
+            return hidden, captured
+        handed = handed_on(streams, forward_batch)
+        return hidden if handed is None else (hidden, handed)
 
     def run(
         self, input_ids: Tensor, positions: Tensor, forward_batch: Any, embeds: Tensor | None
@@ -238,10 +242,7 @@ class DeepseekV4ForCausalLM(nn.Module):
     ) -> Any:
         model = self.model
         hidden, captured, streams = model.run(input_ids, positions, forward_batch, input_embeds)
-        # What the MTP module goes on from, in place of the collapsed hidden states.
-        # A forward that is only timed names no algorithm.
-        algorithm = forward_batch.spec_algorithm
-        handed = streams.flatten(1) if algorithm is not None and algorithm.is_eagle() else None
+        handed = handed_on(streams, forward_batch)
         return self.logits_processor(
             input_ids, hidden, self.lm_head, forward_batch, captured or None, handed
         )
@@ -254,6 +255,13 @@ class DeepseekV4ForCausalLM(nn.Module):
         """
         load(self, self.facts, weights, required_tensors(self.facts), partial=self._loaded)
         self._loaded = True
+
+
+def handed_on(streams: Tensor, forward_batch: Any) -> Tensor | None:
+    """[rows, n * hidden] that the MTP module goes on from; None where no module drafts."""
+    # A forward that is only timed names no algorithm.
+    algorithm = forward_batch.spec_algorithm
+    return streams.flatten(1) if algorithm is not None and algorithm.is_eagle() else None
 
 
 def feature(streams: Tensor) -> Tensor:

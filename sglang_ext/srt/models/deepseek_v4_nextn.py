@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_ext.kernels.hyper_connection import hc_head
@@ -61,7 +63,25 @@ class Modules(nn.Module):
 
     def __init__(self, config: DeepseekV4Config, prefix: str) -> None:
         super().__init__()
+        self.config = config
         self.mtp: Any = nn.ModuleList([Module(config, f"{prefix}.mtp.0")])
+        self.rotation = Rotation(config, compressed=False)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, forward_batch: Any, input_embeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[rows, hidden] after the module's norm, and its streams [rows, n * hidden].
+
+        SGLang calls this under context parallelism, with its rank's rows of all arguments, and
+        gathers what comes back.
+        """
+        config, module = self.config, self.mtp[0]
+        given = forward_batch.spec_info.hidden_states
+        streams = given.view(-1, config.hc_mult, config.hidden_size)
+        streams = module.enter(input_embeds, streams)
+        turn = Turn.of(self.rotation, positions)
+        streams = module(streams, turn, positions, input_ids, forward_batch)
+        return module.leave(streams), streams.flatten(1)
 
 
 class DeepseekV4ForCausalLMNextN(nn.Module):
@@ -78,11 +98,13 @@ class DeepseekV4ForCausalLMNextN(nn.Module):
         self.facts: DeepseekV4Config = MODULE.read(config)
         vocab, hidden = self.facts.vocab_size, self.facts.hidden_size
         self.model = Modules(self.facts, f"{prefix}.model" if prefix else "model")
-        self.rotation = Rotation(self.facts, compressed=False)
         # Both take the target's weights as soon as there are any.
-        self.embed = VocabParallelEmbedding(vocab, hidden, prefix="embed")
+        self.embed = VocabParallelEmbedding(
+            vocab, hidden, use_attn_tp_group=is_dp_attention_enabled(), prefix="embed"
+        )
         self.lm_head = ParallelLMHead(vocab, hidden, prefix="lm_head")
         self.logits_processor = LogitsProcessor(config)
+        self.pp_group = get_parallel().pp_group
         self._loaded = False
 
     def set_embed_and_head(self, embed: nn.Parameter, head: nn.Parameter) -> None:
@@ -93,6 +115,9 @@ class DeepseekV4ForCausalLMNextN(nn.Module):
         """Speak with the target's head itself, whatever has been made of its weight."""
         self.lm_head = lm_head
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Any:
         """Logits, and the module's streams [tokens, n * hidden] as hidden states.
@@ -100,18 +125,9 @@ class DeepseekV4ForCausalLMNextN(nn.Module):
         input_ids: [tokens], each the token behind the one at its position. forward_batch.spec_info
         carries hidden_states [tokens, n * hidden], the streams of the tokens at `positions`.
         """
-        config, module = self.facts, self.model.mtp[0]
-        given = forward_batch.spec_info.hidden_states
-        streams = given.view(-1, config.hc_mult, config.hidden_size)
-        streams = module.enter(self.embed(input_ids), streams)
-        turn = Turn.of(self.rotation, positions)
-        streams = module(streams, turn, positions, input_ids, forward_batch)
+        hidden, streams = self.model(input_ids, positions, forward_batch, self.embed(input_ids))
         return self.logits_processor(
-            input_ids,
-            module.leave(streams),
-            self.lm_head,
-            forward_batch,
-            hidden_states_before_norm=streams.flatten(1),
+            input_ids, hidden, self.lm_head, forward_batch, hidden_states_before_norm=streams
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

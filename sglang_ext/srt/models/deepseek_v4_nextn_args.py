@@ -14,6 +14,7 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_ext.core.spec.draft_fields import read_config
+from sglang_ext.core.support import NEXTN_HALVES
 from sglang_ext.srt.models.deepseek_v4_config import (
     OFFICIAL_MODULE,
     DeepseekV4Config,
@@ -127,11 +128,6 @@ REFUSED = tuple(
             "the module would come from another revision; give the checkpoint's folder instead",
         ),
         (
-            "--enable-dp-attention",
-            lambda c: bool(c.enable_dp_attention),
-            "idle ranks would send the module streams of the wrong width",
-        ),
-        (
             "--speculative-eagle-topk",
             lambda c: c.speculative_eagle_topk not in (None, 1),
             "branches share positions, and a compressed entry is made of one row per position",
@@ -183,13 +179,14 @@ REFUSED = tuple(
             "the target hands its streams to the module in their place",
         ),
         (
-            "--attn-dp-size, --attn-cp-size or --moe-a2a-backend",
-            lambda c: (
-                (c.attn_dp_size or 1) > 1
-                or (c.attn_cp_size or 1) > 1
-                or c.moe_a2a_backend not in (None, "none")
-            ),
-            "the module has not been held to one rank there",
+            "--enable-two-batch-overlap",
+            lambda c: bool(c.enable_two_batch_overlap),
+            NEXTN_HALVES,
+        ),
+        (
+            "--speculative-moe-a2a-backend",
+            lambda c: c.speculative_moe_a2a_backend not in (None, c.moe_a2a_backend),
+            "the module's experts are reached as the target's are",
         ),
     )
 )

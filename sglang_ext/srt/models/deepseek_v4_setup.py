@@ -62,6 +62,7 @@ CLAIM = Claim(
     pool="sglang_ext.srt.cache.dsv4_pool:pool_class",
     token_size=_token_size,
     prepare=nextn.resolve_nextn,
+    handed_width=lambda facts: facts.hc_mult * facts.hidden_size,
 )
 # Read from the view that `nextn` makes.
 MODULE = replace(
