@@ -46,7 +46,6 @@ class Layout:
     shows: lines of the ranks' logs that prove the layout was in use ("layout: first ...")
     speculation: None where DSPARK and DFLASH run, else why they are refused
     refused: (model, why) for the models that do not start with these flags
-    undrafted: (model, why) for the models that start with them, but not with speculation
     nextn: None where NEXTN runs on DeepSeek-V4, else why it is refused
     """
 
@@ -56,7 +55,6 @@ class Layout:
     shows: tuple[str, ...] = ()
     speculation: str | None = None
     refused: tuple[tuple[str, str], ...] = ()
-    undrafted: tuple[tuple[str, str], ...] = ()
     nextn: str | None = None
 
     def size(self, flag: str) -> int:
@@ -87,7 +85,6 @@ _EPLB = (
 )
 _SENT = ("normal expert exchange", "empty send to the experts")
 _LOW = ("low-latency expert exchange",)
-_HALVES = "drafts of a batch in halves have been held to one rank with Qwen3-MoE only"
 _STAGES = "the draft reads layers that other stages hold"
 
 # Models with experts; the dense one stands in where experts change nothing.
@@ -152,7 +149,6 @@ LAYOUTS: tuple[Layout, ...] = (
         _MIXTURES,
         nextn=NEXTN_HALVES,
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
-        undrafted=((V32, _HALVES), (V4, _HALVES)),
     ),
     Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT),
     Layout(
@@ -199,6 +195,8 @@ COVERED = (
     ("two-batch overlap", EXPERTS, NONE),
     ("two-batch overlap", V4, NONE),
     ("two-batch overlap", EXPERTS, DSPARK),
+    ("two-batch overlap", V32, DFLASH),
+    ("two-batch overlap", V4, DSPARK),
     ("eplb static", EXPERTS, NONE),
     ("tp4 dp2 ep4 deepep", EXPERTS, DSPARK),
 )
@@ -235,7 +233,7 @@ def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict
     if algorithm == NEXTN and where.nextn is not None:
         return Verdict(where.nextn)
     if algorithm != NONE:
-        return Verdict(where.speculation or dict(where.undrafted).get(model, ""))
+        return Verdict(where.speculation or "")
     return Verdict()
 
 
@@ -280,9 +278,10 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "two-batch with speculation": Refusal(
         "--enable-two-batch-overlap",
-        "with --speculative-algorithm, but for DSPARK and DFLASH on Qwen3-MoE",
-        "SGLang's split knows no halves of other verifications, and other models' drafts have not "
-        "been held to one rank in halves",
+        "with --speculative-algorithm, but for DSPARK and DFLASH on Qwen3-MoE, DeepSeek-V3.2 and "
+        "DeepSeek-V4",
+        "other verifications have not been held to one rank in halves, and other models keep no "
+        "layer inputs of a half for a draft",
         "Leave one of them out.",
     ),
     "single-batch": Refusal(

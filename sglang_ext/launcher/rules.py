@@ -167,8 +167,8 @@ def _two_batches(v: View) -> Complaints:
     if v.a2a == "deepep_v2":
         yield "deepep_v2 has no hooks for overlap.", "Use --moe-a2a-backend deepep."
     if v.on_cpu:
-        cut = v.algorithm in OURS and v.architecture == "Qwen3MoeForCausalLM"
-        if v.algorithm and not cut:
+        model = v.is_v4 or v.is_v32 or v.architecture == "Qwen3MoeForCausalLM"
+        if v.algorithm and not (model and v.algorithm in OURS):
             yield f"verifications of {v.algorithm} are not cut in halves for this model.", drop
     elif v.is_v4 and v.algorithm:
         yield "DeepSeek-V4 splits a verification batch into a half with no tokens.", drop

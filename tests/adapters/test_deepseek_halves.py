@@ -9,67 +9,102 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.batch_overlap.two_batch_overlap import compute_split_seq_index
+from sglang.srt.environ import envs
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from sglang_ext.srt.parallel import two_batch_verify
+from sglang_ext.srt.spec.ranks import set_rows
 from tests.adapters.model_world import ModelWorld, model_world
 from tests.tiny import make_target
 
-# Lengths of prompts; blocks have 4 and 128 tokens, the indexer selects 16 or 32.
+# Lengths of prompts and rows of a verification; blocks have 4 and 128 tokens, the indexer selects
+# 16 or 32. In the first split a block of either length has rows in both halves of a verification.
 SPLITS = {
-    "inside a request": (5, 131, 8, 64),
-    "between requests": (40, 41, 42, 39),
-    "an empty half": (61,),
+    "inside a request": ((5, 248, 64), (1, 8, 2)),
+    "between requests": ((40, 41, 42, 39), (4, 1, 3, 2)),
+    "an empty half": ((61,), (1,)),
 }
+CUT = "inside a request"
 
 
 @pytest.fixture(scope="module", params=["deepseek_v4", "deepseek_v32"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[ModelWorld]:
     path: Path = make_target(tmp_path_factory.mktemp("halves") / "model", request.param)
     more = {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "enable_two_batch_overlap": True}
-    with model_world(path, "float32", **more) as found:
+    # As our worker has it: a verification is padded row by row.
+    no_copy = envs.SGLANG_EAGER_INPUT_NO_COPY.override(True)
+    with no_copy, model_world(path, "float32", **more) as found:
+        last = found.model.facts.num_hidden_layers - 1
+        found.model.set_dspark_layers_to_capture([0, last - 1, last])
         yield found
 
 
 def _in_halves(batch: ForwardBatch) -> None:
-    """What the scheduler says of a batch that is to be cut."""
+    """What the scheduler, or our worker, says of a batch that is to be cut."""
     rows, lengths = batch.input_ids.shape[0], batch.extend_seq_lens_cpu
+    batch.global_forward_mode = batch.forward_mode
+    if batch.forward_mode.is_target_verify():
+        batch.tbo_split_seq_index = 0
+        set_rows(batch, rows, 1)
+        return
     batch.tbo_split_seq_index = compute_split_seq_index(
         batch.forward_mode, rows, lengths, None if lengths else 1
     )
-    batch.global_forward_mode = batch.forward_mode
     batch.is_extend_in_batch = batch.forward_mode.is_extend()
     for name in ("global_num_tokens", "global_num_tokens_for_logprob"):
         setattr(batch, f"{name}_cpu", [rows])
         setattr(batch, f"{name}_gpu", torch.tensor([rows]))
 
 
-def _logits(world: ModelWorld, prompts: list[list[int]]) -> list[Tensor]:
-    """Of a prefill and of one decode step behind it."""
-    return world.run(prompts, [1] * len(prompts))
+def _run(world: ModelWorld, split: str) -> list[Tensor]:
+    """Logits and features of a prefill, of one decode step and of a verification behind it."""
+    lengths, drafts = SPLITS[split]
+    return world.run([[(n + i) % 250 for i in range(n)] for n in lengths], drafts)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[ForwardBatch]:
+    """From now on every batch is cut, and listed here."""
+    original, found = ModelWorld._batch, []
+
+    def in_halves(self: ModelWorld, *args: Any, **fields: Any) -> ForwardBatch:
+        batch = original(self, *args, **fields)
+        _in_halves(batch)
+        found.append(batch)
+        return batch
+
+    monkeypatch.setattr(ModelWorld, "_batch", in_halves)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(world: ModelWorld) -> dict[str, list[Tensor]]:
+    return {split: _run(world, split) for split in SPLITS}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_halves_equal_the_whole(
-    world: ModelWorld, monkeypatch: pytest.MonkeyPatch, split: str
+    world: ModelWorld, whole: dict[str, list[Tensor]], cuts: list[ForwardBatch], split: str
 ) -> None:
-    prompts = [[(n + i) % 250 for i in range(n)] for n in SPLITS[split]]
-    expected = _logits(world, prompts)
-    original = ModelWorld._batch
-    cuts = []
-
-    def in_halves(self: ModelWorld, *args: Any, **fields: Any) -> ForwardBatch:
-        batch = original(self, *args, **fields)
-        if not batch.forward_mode.is_target_verify():
-            _in_halves(batch)
-            cuts.append(batch)
-        return batch
-
-    monkeypatch.setattr(ModelWorld, "_batch", in_halves)
-    found = _logits(world, prompts)
-    for whole, halves in zip(expected, found, strict=True):
-        torch.testing.assert_close(halves, whole, atol=2e-5, rtol=1e-4)
+    for expected, found in zip(whole[split], _run(world, split), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    lengths, drafts = SPLITS[split]
     rows = [[child.input_ids.shape[0] for child in batch.tbo_children] for batch in cuts]
-    assert [sum(pair) for pair in rows] == [sum(SPLITS[split]), len(prompts)]
+    assert [sum(pair) for pair in rows] == [sum(lengths), len(lengths), sum(drafts)]
     assert min(rows[0]) > 0
-    assert (min(rows[1]) == 0) is (split == "an empty half")
+    for pair in rows[1:]:
+        assert (min(pair) == 0) is (split == "an empty half")
+
+
+def test_a_second_half_that_forgets_the_first_is_seen(
+    world: ModelWorld,
+    whole: dict[str, list[Tensor]],
+    cuts: list[ForwardBatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(two_batch_verify, "_share_request", lambda *_: None)
+    *_, logits, features = _run(world, CUT)
+    assert cuts
+    for found, expected in ((logits, whole[CUT][-2]), (features, whole[CUT][-1])):
+        assert (found - expected).abs().max() > 1e-2

@@ -126,6 +126,20 @@ def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str)
     assert any(reason in f.reason for f in check(launch) if f.rule == "overlap-limits")
 
 
+@pytest.mark.parametrize("model", [V32, V4])
+@pytest.mark.parametrize("algorithm", ["DSPARK", "EAGLE"])
+def test_a_cpu_cuts_the_verifications_of_block_drafts(model: str, algorithm: str) -> None:
+    launch = launch_of(
+        *(model, "cpu", "cpu tp2 dp2 ep2 deepep tbo"),
+        speculative_algorithm=algorithm,
+        speculative_draft_model_path="draft",
+        max_running_requests=8,
+    )
+    said = [f.reason for f in check(launch) if f.rule == "overlap-limits"]
+    uncut = "verifications of EAGLE are not cut in halves for this model."
+    assert said == ([uncut] if algorithm == "EAGLE" else [])
+
+
 @given(st.integers(1, 200), st.integers(0, 7), st.integers(1, 1100))
 def test_dispatch_rule_is_running_times_rows(running: int, gamma: int, limit: int) -> None:
     launch = launch_of(

@@ -38,6 +38,7 @@ from sglang_ext.srt.models.deepseek_v32_load import load
 from sglang_ext.srt.models.deepseek_v32_moe import DenseMLP, MoE
 from sglang_ext.srt.models.deepseek_v32_setup import read
 from sglang_ext.srt.models.norms import rms_norm
+from sglang_ext.srt.parallel.two_batch import features_of_halves
 
 
 class DecoderLayer(nn.Module):
@@ -139,6 +140,7 @@ class Decoder(nn.Module):
         for layer_id in range(self.start_layer, self.end_layer):
             if forward_batch.can_run_tbo and self.config.is_moe(layer_id):
                 x = self._run_halves(layer_id, x, positions, forward_batch)
+                captured += features_of_halves(forward_batch)
                 break
             into = captured if layer_id in self.layers_to_capture else None
             with get_global_expert_distribution_recorder().with_current_layer(layer_id):
@@ -154,6 +156,7 @@ class Decoder(nn.Module):
         for child in batch.tbo_children:
             tables: Any = (self.cos, self.sin)
             child.rotation = tuple(table[child.positions] for table in tables)
+            child.layers_to_capture = self.layers_to_capture
         layers = self.layers[first : self.end_layer]
         return model_forward_stages(
             layers, enable_tbo=True, positions=positions, forward_batch=batch, hidden_states=x

@@ -15,6 +15,7 @@ from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_r
 from torch import Tensor
 
 from sglang_ext.srt.parallel.seen import note
+from sglang_ext.srt.parallel.two_batch import kept
 
 # Stages that the second half runs behind the first, as SGLang has it.
 _BEHIND_IN_DECODE = 2
@@ -33,7 +34,11 @@ def layer_strategy(layer: Any, forward_mode: Any) -> OperationsStrategy:
 
 
 class _Steps:
-    """forward_batch.rotation: (cos, sin) of the half's rows, each [rows, rope / 2]."""
+    """What the model says of a half beside its batch.
+
+    forward_batch.rotation: (cos, sin) of the half's rows, each [rows, rope / 2].
+    forward_batch.layers_to_capture: layers whose input a draft reads.
+    """
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -48,7 +53,8 @@ class _Steps:
         **_: Any,
     ) -> None:
         layer = self.layer
-        x = layer.attn_boundary.prepare(hidden_states, forward_batch)
+        into = kept(forward_batch) if layer.layer_id in forward_batch.layers_to_capture else None
+        x = layer.attn_boundary.prepare(hidden_states, forward_batch, capture_gathered=into)
         if x.shape[0]:
             x = layer.self_attn(x, *forward_batch.rotation, forward_batch)
         x = layer.attn_boundary.finish(x, forward_batch)

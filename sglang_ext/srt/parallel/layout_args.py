@@ -21,6 +21,7 @@ from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.environ import envs
 
 from sglang_ext.core.support import ALGORITHMS, REFUSALS
+from sglang_ext.srt.models.claims import claim_of
 
 logger = logging.getLogger(__name__)
 SOURCE = "sglang_ext.layout_args"
@@ -75,8 +76,10 @@ def check_layout(server_args: Any) -> None:
 
 
 def _check_overlapped_speculation(server_args: Any, algorithm: str) -> None:
-    model = model_config_of(server_args).hf_config.architectures[0]
-    if algorithm not in ALGORITHMS or model != "Qwen3MoeForCausalLM":
+    config = model_config_of(server_args).hf_config
+    model = config.architectures[0]
+    cut = model == "Qwen3MoeForCausalLM" or claim_of(config) is not None
+    if algorithm not in ALGORITHMS or not cut:
         raise LayoutError(REFUSALS["two-batch with speculation"].message(f"{algorithm} on {model}"))
 
 

@@ -63,7 +63,7 @@ def _prepare_and_keep(layer: Any) -> Callable[..., None]:
         tbo_subbatch_index: int | None = None,
     ) -> None:
         state.hidden_states_after_comm_pre_attn = layer.attn_boundary.prepare(
-            hidden_states, forward_batch, capture_gathered=_kept(forward_batch)
+            hidden_states, forward_batch, capture_gathered=kept(forward_batch)
         )
         state.forward_batch = forward_batch
         state.positions = positions
@@ -72,7 +72,8 @@ def _prepare_and_keep(layer: Any) -> Callable[..., None]:
     return op_prepare_and_keep
 
 
-def _kept(half: Any) -> AuxHiddenStateList:
+def kept(half: Any) -> AuxHiddenStateList:
+    """The layer inputs that a half has kept so far, each [rows of the half, hidden]."""
     if not hasattr(half, "kept_features"):
         half.kept_features = AuxHiddenStateList()
     return half.kept_features
@@ -82,8 +83,8 @@ def features_of_halves(batch: Any) -> AuxHiddenStateList:
     """Layer inputs of both halves -> per layer [rows of the batch, hidden], in its order."""
     rows = batch.input_ids.shape[0]
     together = AuxHiddenStateList()
-    halves = [(child.tbo_parent_token_range, _kept(child)) for child in batch.tbo_children]
-    for pieces in zip(*(kept for _, kept in halves), strict=True):
+    halves = [(child.tbo_parent_token_range, kept(child)) for child in batch.tbo_children]
+    for pieces in zip(*(inputs for _, inputs in halves), strict=True):
         whole = pieces[0].new_zeros((rows, *pieces[0].shape[1:]))
         for ((first, last), _), piece in zip(halves, pieces, strict=True):
             whole[first:last] = piece[: last - first]
