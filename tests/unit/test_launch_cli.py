@@ -296,6 +296,23 @@ def test_what_a_file_could_not_serve_is_refused(
     assert said in run("launch", name, "--emit", kind, "--set", setting, code=2)
 
 
+@pytest.mark.parametrize(
+    ("words", "useless"),
+    [
+        ("--list", "--set port=1 / --dry-run / --emit yaml / --nnodes 1 / --ready-seconds 9"),
+        ("demo-cpu-balanced --emit yaml", "--dry-run / --json / --ready-seconds 9"),
+        ("demo-cpu-balanced --dry-run", "--ready-seconds 9"),
+        ("demo-cpu-balanced", "--json"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str, useless: str) -> None:
+    for option in useless.split(" / "):
+        said = run("launch", *words.split(), *option.split(), code=2)
+        assert said.startswith(f"error: {option.split()[0]}: expected none "), said
+        assert "where it has no effect" in said
+    assert "no preset beside it" in run("launch", "demo-cpu-balanced", "--list", code=2)
+
+
 @pytest.mark.parametrize("name", ["demo-cpu-balanced", TWO_NODES])
 def test_only_gpus_that_are_there_are_asked_for(name: str) -> None:
     slurm, ray = (run("launch", name, "--emit", kind) for kind in ("slurm", "ray"))

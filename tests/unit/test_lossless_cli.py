@@ -198,6 +198,26 @@ def test_refuses(name: str) -> None:
     assert result.output.startswith("could not test: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "useless"),
+    [
+        (f"--base {NOBODY} --spec {NOBODY}", "--together / --first-port 2000"),
+        (f"--self {NOBODY}", "--api openai / --together / --first-port 2000"),
+        (f"--self {NOBODY} --prompts /no/such", "--sets code"),
+        (
+            f"--self {NOBODY} --only greedy",
+            "--samples 99 / --depth 2 / --sampled-prompts 1 / --seed 2",
+        ),
+        (f"--self {NOBODY} --only sampled", "--seed 2 / --bound 0.1"),
+    ],
+)
+def test_refuses_an_option_without_effect(words: str, useless: str) -> None:
+    for option in useless.split(" / "):
+        result = _run(*words.split(), *option.split())
+        assert result.exit_code == 2
+        assert result.output.startswith(f"could not test: {option.split()[0]}: expected none ")
+
+
 @pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": 3}', '{"input_ids": ["a"]}', "{}"])
 def test_refuses_a_bad_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.jsonl"
