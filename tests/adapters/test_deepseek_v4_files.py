@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,6 +24,46 @@ HF_TYPES = [
     "compressed_sparse_attention",
     "heavily_compressed_attention",
 ]
+
+
+# Of DeepSeek-V4-Flash, but for its compress_ratios.
+PUBLISHED: dict[str, Any] = {
+    **tiny_config(),
+    "vocab_size": 129280,
+    "hidden_size": 4096,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1024,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 3,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "sliding_window": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 1048576,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+    "expert_dtype": "fp4",
+}
 
 
 def _nested(**more: Any) -> dict[str, Any]:
@@ -57,6 +98,13 @@ WRONG = [
         "partial_rotary_factor",
         "0.25, qk_rope_head_dim 8",
     ),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.25, qk_rope_head_dim 8"),
+    (
+        {"rope_parameters": _nested(attention_factor=1.0), "rope_scaling": {"type": "default"}},
+        "rope_scaling",
+        "what rope_parameters.compress says",
+    ),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.main.rope_theta", "positive"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "fp8"),
     ({"dspark_block_size": 5}, "dspark_target_layer_ids", "layers 0 to 3"),
 ]
@@ -72,9 +120,45 @@ def test_wrong_fields_are_named(change: dict[str, Any], field: str, expected: st
 
 @pytest.mark.parametrize("more", [{"attention_factor": 1.0}, {"mscale": 1, "mscale_all_dim": 1}])
 def test_yarn_without_a_factor_on_the_rotation(more: dict[str, Any]) -> None:
-    yarn = parse(tiny_config(4) | {"rope_parameters": _nested(**more)}).yarn
-    assert yarn is not None
-    assert yarn.factor == 16
+    """transformers leaves its default thetas beside the nested ones, which count."""
+    beside = {"rope_theta": 1.0, "compress_rope_theta": 1.0}
+    found = parse(tiny_config(4) | beside | {"rope_parameters": _nested(**more)})
+    assert found.yarn is not None
+    assert found.yarn.factor == 16
+    assert (found.rope_theta, found.compress_rope_theta) == (10000.0, 160000.0)
+
+
+def test_the_published_sizes() -> None:
+    """Parameters and draft tensors of the checkpoints, as their cards and indices count them."""
+    flash = PUBLISHED | {"compress_ratios": [0, 0, *[4, 128] * 20, 4, 0]}
+    assert _billions(required_tensors(parse(flash))) == pytest.approx(284, abs=1)
+    with_draft = flash | {
+        "compress_ratios": [*flash["compress_ratios"], 0, 0],
+        "dspark_block_size": 5,
+        "dspark_noise_token_id": 128799,
+        "dspark_target_layer_ids": [40, 41, 42],
+        "dspark_markov_rank": 256,
+    }
+    draft = dspark_tensors(parse(with_draft))
+    assert len(draft) == 2376
+    assert _billions(draft) == pytest.approx(19.85, abs=0.01)
+    pro = PUBLISHED | {
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "q_lora_rank": 1536,
+        "o_groups": 16,
+        "moe_intermediate_size": 3072,
+        "n_routed_experts": 384,
+        "routed_scaling_factor": 2.5,
+        "index_topk": 1024,
+        "compress_ratios": [128, 128, *[4, 128] * 29, 4, 0],
+    }
+    assert _billions(required_tensors(parse(pro))) == pytest.approx(1600, rel=0.02)
+
+
+def _billions(shapes: dict[str, tuple[int, ...]]) -> float:
+    return sum(map(math.prod, shapes.values())) / 1e9
 
 
 def test_missing_fields_are_named() -> None:

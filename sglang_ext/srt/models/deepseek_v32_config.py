@@ -119,7 +119,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV32Config:
         intermediate_size=read.integer("intermediate_size"),
         moe_intermediate_size=read.integer("moe_intermediate_size"),
         num_hidden_layers=read.integer("num_hidden_layers"),
-        num_nextn_predict_layers=raw.get("num_nextn_predict_layers") or 0,
+        num_nextn_predict_layers=read.optional("num_nextn_predict_layers", 0),
         num_attention_heads=read.integer("num_attention_heads"),
         q_lora_rank=read.integer("q_lora_rank"),
         kv_lora_rank=read.integer("kv_lora_rank"),
@@ -171,22 +171,23 @@ def _check(config: DeepseekV32Config, raw: Mapping[str, Any]) -> None:
         )
     kinds = raw.get("mlp_layer_types")
     expected = ["sparse" if config.is_moe(i) else "dense" for i in range(config.num_hidden_layers)]
-    if kinds is not None and list(kinds) != expected:
+    if kinds is not None and kinds != expected:
         raise DeepseekV32ConfigError(
             "mlp_layer_types",
             expected=f"{config.first_k_dense_replace} dense layers, then sparse ones, as "
             f"first_k_dense_replace says",
-            found=list(kinds),
+            found=kinds,
         )
 
 
 def _rope(read: Fields) -> Rope:
     parameters = read.raw.get("rope_parameters")
     if parameters is None:
-        theta, scaling = read.number("rope_theta"), read.raw.get("rope_scaling") or {}
         name = "rope_scaling"
+        theta, scaling = read.number("rope_theta"), read.record(name, read.raw.get(name))
     else:
-        name, scaling = "rope_parameters", dict(parameters)
+        name = "rope_parameters"
+        scaling = read.record(name, parameters)
         theta = read.positive(
             f"{name}.rope_theta", scaling.get("rope_theta", read.get("rope_theta"))
         )
@@ -203,15 +204,20 @@ def _rope(read: Fields) -> Rope:
         raise DeepseekV32ConfigError(f"{name}.rope_type", expected="default or yarn", found=kind)
     if scaling.get("attention_factor") is not None or scaling.get("truncate") is False:
         raise DeepseekV32ConfigError(
-            name, expected="yarn without attention_factor and truncate", found=scaling
+            name, expected="yarn without attention_factor and truncate", found=dict(scaling)
         )
     length = scaling.get("original_max_position_embeddings", MISSING)
     return Rope(
         theta=theta,
         factor=read.positive(f"{name}.factor", scaling.get("factor", MISSING)),
         original_length=int(read.positive(f"{name}.original_max_position_embeddings", length)),
-        beta_fast=float(scaling.get("beta_fast") or 32),
-        beta_slow=float(scaling.get("beta_slow") or 1),
-        mscale=float(scaling.get("mscale") or 1.0),
-        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
+        beta_fast=read.positive(f"{name}.beta_fast", scaling.get("beta_fast") or 32),
+        beta_slow=read.positive(f"{name}.beta_slow", scaling.get("beta_slow") or 1),
+        mscale=read.positive(f"{name}.mscale", scaling.get("mscale") or 1.0),
+        mscale_all_dim=_all_dim(read, name, scaling),
     )
+
+
+def _all_dim(read: Fields, name: str, scaling: Mapping[str, Any]) -> float:
+    value = scaling.get("mscale_all_dim")
+    return read.positive(f"{name}.mscale_all_dim", value) if value else 0.0

@@ -140,7 +140,7 @@ def parse(raw: Mapping[str, Any]) -> DeepseekV4Config:
         yarn=yarn,
         compress_ratios=ratios[:layers],
         fp8_block=read.fp8_block("published or a bf16"),
-        num_nextn_predict_layers=raw.get("num_nextn_predict_layers") or 0,
+        num_nextn_predict_layers=read.optional("num_nextn_predict_layers", 0),
         dspark=_dspark(read, layers, len(ratios) - layers),
     )
     _check(config)
@@ -178,7 +178,7 @@ def _compress_ratios(read: Fields, layers: int) -> tuple[int, ...]:
             )
         return from_kinds
     ratios = tuple(given) if isinstance(given, list | tuple) else ()
-    if len(ratios) < layers or any(r not in LAYER_TYPES for r in ratios):
+    if len(ratios) < layers or any(type(r) is not int or r not in LAYER_TYPES for r in ratios):
         raise DeepseekV4ConfigError(
             "compress_ratios",
             expected=f"one of 0, 4, 128 for each of num_hidden_layers = {layers} layers",
@@ -200,7 +200,7 @@ def _compress_ratios(read: Fields, layers: int) -> tuple[int, ...]:
 def _ratios_of(kinds: Any, layers: int) -> tuple[int, ...]:
     by_name = {name: ratio for ratio, name in LAYER_TYPES.items()}
     names = list(kinds) if isinstance(kinds, list | tuple) else []
-    if len(names) != layers or any(n not in by_name for n in names):
+    if len(names) != layers or any(not isinstance(n, str) or n not in by_name for n in names):
         raise DeepseekV4ConfigError(
             "layer_types", expected=f"{layers} of {', '.join(by_name)}", found=kinds
         )
@@ -210,7 +210,7 @@ def _ratios_of(kinds: Any, layers: int) -> tuple[int, ...]:
 def _check_rates(read: Fields) -> None:
     rates = read.raw.get("compress_rates")
     expected = {LAYER_TYPES[CSA]: CSA, LAYER_TYPES[HCA]: HCA}
-    if rates is not None and dict(rates) != expected:
+    if rates is not None and rates != expected:
         raise DeepseekV4ConfigError(
             "compress_rates", expected=repr(expected), found=rates, remedy=OTHER_VARIANT
         )
@@ -220,13 +220,14 @@ def _hash_layers(read: Fields, layers: int) -> int:
     kinds = read.raw.get("mlp_layer_types")
     if kinds is None:
         return min(read.integer("num_hash_layers", 0), layers)
-    count = sum(kind == "hash_moe" for kind in kinds)
-    if list(kinds) != ["hash_moe"] * count + ["moe"] * (layers - count):
+    named = isinstance(kinds, list | tuple)
+    count = sum(kind == "hash_moe" for kind in kinds) if named else 0
+    if not named or list(kinds) != ["hash_moe"] * count + ["moe"] * (layers - count):
         raise DeepseekV4ConfigError(
             "mlp_layer_types", expected=f"hash_moe, then moe, {layers} in all", found=kinds
         )
-    given = read.raw.get("num_hash_layers")
-    if given is not None and min(given, layers) != count:
+    given = read.optional("num_hash_layers", count)
+    if min(given, layers) != count:
         raise DeepseekV4ConfigError(
             "num_hash_layers", expected=f"{count}, as mlp_layer_types says", found=given
         )
@@ -235,9 +236,13 @@ def _hash_layers(read: Fields, layers: int) -> int:
 
 def _rope(read: Fields) -> tuple[float, float, Yarn | None]:
     """(theta of window layers, theta of compressed layers, their YaRN)."""
-    nested = read.raw.get("rope_parameters")
-    if isinstance(nested, Mapping) and "compress" in nested:
-        main, compress = nested.get("main") or {}, nested["compress"]
+    _same_width(read, read.raw)
+    name = "rope_parameters"
+    nested = read.record(name, read.raw.get(name))
+    if nested:
+        main, compress = (
+            read.record(f"{name}.{kind}", nested.get(kind)) for kind in ("main", "compress")
+        )
         if main.get("rope_type", "default") != "default":
             raise DeepseekV4ConfigError(
                 "rope_parameters.main.rope_type",
@@ -246,13 +251,26 @@ def _rope(read: Fields) -> tuple[float, float, Yarn | None]:
                 remedy=OTHER_VARIANT,
             )
         _same_width(read, main, compress)
-        theta = read.positive("rope_parameters.main.rope_theta", main.get("rope_theta", MISSING))
-        name = "rope_parameters.compress"
+        theta = read.positive(f"{name}.main.rope_theta", main.get("rope_theta", MISSING))
+        name = f"{name}.compress"
         compress_theta = read.positive(f"{name}.rope_theta", compress.get("rope_theta", MISSING))
-        return theta, compress_theta, _yarn(read, name, _with_factor(compress))
-    scaling = read.raw.get("rope_scaling") or {}
-    yarn = _yarn(read, "rope_scaling", scaling)
+        yarn = _yarn(read, name, _with_factor(compress))
+        _same_yarn(read, yarn)
+        return theta, compress_theta, yarn
+    yarn = _yarn(read, "rope_scaling", read.record("rope_scaling", read.raw.get("rope_scaling")))
     return read.number("rope_theta"), read.number("compress_rope_theta"), yarn
+
+
+def _same_yarn(read: Fields, yarn: Yarn | None) -> None:
+    """rope_scaling beside rope_parameters must say the same.
+
+    rope_theta and compress_rope_theta need not: transformers writes its defaults there.
+    """
+    name, scaling = "rope_scaling", read.raw.get("rope_scaling")
+    if scaling is not None and _yarn(read, name, read.record(name, scaling)) != yarn:
+        raise DeepseekV4ConfigError(
+            name, expected="what rope_parameters.compress says", found=scaling
+        )
 
 
 def _same_width(read: Fields, *parts: Mapping[str, Any]) -> None:
@@ -260,9 +278,11 @@ def _same_width(read: Fields, *parts: Mapping[str, Any]) -> None:
     rope, dim = _rope_width(read), read.integer("head_dim", 2)
     for part in parts:
         share = part.get("partial_rotary_factor")
-        if share is not None and int(dim * share) != rope:
+        if share is None:
+            continue
+        if int(dim * read.positive("partial_rotary_factor", share)) != rope:
             raise DeepseekV4ConfigError(
-                "rope_parameters.partial_rotary_factor",
+                "partial_rotary_factor",
                 expected=f"{rope / dim}, qk_rope_head_dim {rope} over head_dim {dim}",
                 found=share,
             )
@@ -291,8 +311,8 @@ def _yarn(read: Fields, name: str, scaling: Mapping[str, Any]) -> Yarn | None:
     return Yarn(
         factor=read.positive(f"{name}.factor", scaling.get("factor", MISSING)),
         original_length=int(read.positive(f"{name}.original_max_position_embeddings", length)),
-        beta_fast=float(scaling.get("beta_fast") or 32),
-        beta_slow=float(scaling.get("beta_slow") or 1),
+        beta_fast=read.positive(f"{name}.beta_fast", scaling.get("beta_fast") or 32),
+        beta_slow=read.positive(f"{name}.beta_slow", scaling.get("beta_slow") or 1),
     )
 
 
@@ -301,7 +321,7 @@ def _dspark(read: Fields, layers: int, extra: int) -> DsparkFacts | None:
         return None
     ids = read.raw.get("dspark_target_layer_ids")
     known = isinstance(ids, list | tuple) and bool(ids)
-    if not known or any(not isinstance(i, int) or not 0 <= i < layers for i in ids or ()):
+    if not known or any(type(i) is not int or not 0 <= i < layers for i in ids or ()):
         raise DeepseekV4ConfigError(
             "dspark_target_layer_ids", expected=f"layers 0 to {layers - 1}", found=ids
         )

@@ -52,9 +52,22 @@ class Fields:
 
     def positive(self, name: str, value: object) -> float:
         """`value`, found somewhere inside the file under `name`, as a positive number."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not known or not 0 < value < float("inf"):  # type: ignore[operator]
             raise self.error(name, expected="a positive number", found=value)
-        return float(value)
+        return float(value)  # type: ignore[arg-type]
+
+    def optional(self, field: str, default: int) -> int:
+        """A whole number from 0 up; `default` where the file has none, or null."""
+        return default if self.raw.get(field) is None else self.integer(field, 0)
+
+    def record(self, name: str, value: object) -> Mapping[str, Any]:
+        """`value`, found under `name`, as fields; none where the file has null."""
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(name, expected="an object of fields", found=value)
+        return value
 
     def flag(self, field: str) -> bool:
         value = self.get(field)
@@ -78,16 +91,18 @@ class Fields:
 
         give_instead: checkpoints to name where the format is another.
         """
-        quantisation = self.raw.get("quantization_config")
+        name = "quantization_config"
+        quantisation = self.record(name, self.raw.get(name))
         if not quantisation:
             return None
         method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
-        known = isinstance(block, list | tuple) and len(block) == 2
+        sizes = list(block) if isinstance(block, list | tuple) else []
+        known = len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
         if method != "fp8" or quantisation.get("fmt", "e4m3") != "e4m3" or not known:
             raise self.error(
-                "quantization_config",
+                name,
                 expected="quant_method fp8, fmt e4m3 and a weight_block_size of two numbers",
                 found=dict(quantisation),
                 remedy=f"Other formats are not implemented; give the {give_instead} checkpoint.",
             )
-        return int(block[0]), int(block[1])
+        return sizes[0], sizes[1]
