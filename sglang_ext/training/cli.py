@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sglang_ext.inputs import InputError, not_negative, output_folder, positive
+from sglang_ext.inputs import (
+    InputError,
+    not_negative,
+    output_folder,
+    positive,
+    refuse_without_effect,
+)
 
 if TYPE_CHECKING:
     from sglang_ext.training.evaluate import Evaluation
@@ -132,6 +138,7 @@ def generate(
 
 @app.command()
 def train(
+    ctx: typer.Context,
     target: TargetPath,
     work: Work,
     minutes: Annotated[
@@ -145,7 +152,13 @@ def train(
     ] = 2,
     gamma: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted per round.")] = 7,
     draft_vocab: Annotated[
-        int, typer.Option(min=1, max=2**24, help="How many tokens the draft can say.")
+        int,
+        typer.Option(
+            min=1,
+            max=2**24,
+            help="How many tokens the draft can say; a run that goes on, or starts from a draft's "
+            "folder, has theirs.",
+        ),
     ] = 8192,
     markov_rank: Annotated[
         int, typer.Option(min=1, max=65536, help="Rank of the Markov tables.")
@@ -153,7 +166,8 @@ def train(
     start_from: Annotated[
         Path | None,
         typer.Option(
-            help="Checkpoint file, or exported draft folder, whose weights to start from."
+            help="Checkpoint file, or exported draft folder, whose weights to start from; a run "
+            "that goes on has its own."
         ),
     ] = None,
     texts: Annotated[int, typer.Option(min=1, max=65536, help="Texts per step.")] = 4,
@@ -195,6 +209,8 @@ def train(
             found=drafts,
             remedy="As in dspark,dflash.",
         )
+    if "dspark" not in chosen:
+        refuse_without_effect(ctx, "with --drafts dflash", "--markov-rank")
     weights = LossWeights(cross_entropy=cross_entropy, total_variation=1 - cross_entropy)
     plan = Plan(minutes=minutes, texts=texts, blocks=blocks, learning_rate=rate, loss=weights)
     recipe = Recipe(
