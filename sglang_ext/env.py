@@ -100,7 +100,7 @@ INDEX_SHARE = EnvVar(
     1,
     _at_least(1),
     "a whole number of layers, at least 1",
-    "Above 1, DeepSeek-V3.2 selects tokens in every n-th layer and reuses that: approximate.",
+    "Above 1, every n-th layer with an indexer selects, the others reuse that: approximate.",
 )
 PLATFORM = EnvVar(
     "SGLANG_EXT_PLATFORM",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from sglang_ext.core.spec.draft_config import DraftConfig
@@ -154,26 +154,27 @@ def read_headers(path: str | Path) -> dict[str, Shape]:
     return {canonical(name): shape for file in files for name, shape in read_header(file).items()}
 
 
-def read_header(file: Path) -> dict[str, Shape]:
-    """Name to shape of every tensor in one file; DraftConfigError when it is truncated."""
+def read_header(file: Path, error: Callable[..., Exception] = DraftConfigError) -> dict[str, Shape]:
+    """Name to shape of every tensor in one file; raises `error` when it is truncated.
+
+    error: takes the file's name, and expected, found and remedy by keyword.
+    """
+
+    def truncated(expected: str, found: str) -> Exception:
+        return error(file.name, expected=expected, found=found, remedy="Download the file again.")
+
     size = file.stat().st_size
     with file.open("rb") as handle:
         prefix = handle.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise _truncated(file, "a safetensors header", f"{size} bytes")
+            raise truncated("a safetensors header", f"{size} bytes")
         try:
             header = json.loads(handle.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise _truncated(file, "a safetensors header", str(error)) from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as cause:
+            raise truncated("a safetensors header", str(cause)) from cause
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     if size != 8 + length + end:
-        raise _truncated(file, f"{8 + length + end} bytes", f"{size} bytes")
+        raise truncated(f"{8 + length + end} bytes", f"{size} bytes")
     return {name: tuple(entry["shape"]) for name, entry in entries.items()}
-
-
-def _truncated(file: Path, expected: str, found: str) -> DraftConfigError:
-    return DraftConfigError(
-        file.name, expected=expected, found=found, remedy="Download the file again."
-    )

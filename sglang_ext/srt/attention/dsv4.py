@@ -47,8 +47,11 @@ class Dsv4AttnBackend(SlotBackend):
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__(model_runner)
         self.forward_metadata = RowMap((), {})
+        # Selections of the last layer that kept its own, by piece.
+        self._kept: dict[int, Tensor] = {}
 
     def plan(self, spans: list[Span], own: list[Span] | None = None) -> None:
+        self._kept = {}
         pool = self.token_to_kv_pool
         self.forward_metadata = row_map(
             spans,
@@ -78,13 +81,13 @@ class Dsv4AttnBackend(SlotBackend):
             return out.flatten(1)
         pool = self.token_to_kv_pool
         inputs = v4.with_rows(lambda rows: self.whole(rows, forward_batch)) if self._split else v4
-        call = _LayerCall(pool, pool.layer(layer.layer_id), inputs)
+        call = _LayerCall(pool, pool.layer(layer.layer_id), inputs, self._kept)
         if save_kv_cache:
             call.write(forward_batch.out_cache_loc)
             call.compress(self.forward_metadata)
-        for piece in self.forward_metadata.pieces:
+        for number, piece in enumerate(self.forward_metadata.pieces):
             rows = piece.group.rows[piece.real]
-            out[rows] = call.attend(q[rows], piece, layer.scaling)
+            out[rows] = call.attend(q[rows], number, piece, layer.scaling)
         return out.flatten(1)
 
     forward_extend = forward
@@ -94,11 +97,15 @@ class Dsv4AttnBackend(SlotBackend):
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One layer of one forward. rows: the layer's buffers by name."""
+    """One layer of one forward.
+
+    rows: the layer's buffers by name. selections: by piece, kept between layers that share one.
+    """
 
     pool: Dsv4TokenPool
     rows: dict[str, Tensor]
     inputs: Dsv4Inputs
+    selections: dict[int, Tensor]
 
     def write(self, slots: Tensor) -> None:
         new, inputs = len(slots), self.inputs
@@ -130,18 +137,18 @@ class _LayerCall:
     def _index_query(self) -> tuple[Tensor, Tensor] | None:
         return None if self.inputs.index is None else self.inputs.index.query()
 
-    def attend(self, q: Tensor, piece: Piece, scale: float) -> Tensor:
+    def attend(self, q: Tensor, number: int, piece: Piece, scale: float) -> Tensor:
         """q [real rows of the piece, heads, dim] -> the same shape."""
         sources = [Rows(self.rows["latent"], piece.real_window_slots)]
         if self.inputs.ratio:
-            index = self._entry_rows(piece)
+            index = self._entry_rows(number, piece)
             if index.shape[-1]:
                 sources.append(Rows(self.rows["entry"], index[piece.real]))
         return sparse_attention(
             q, tuple(sources), sink=self.inputs.sink, scale=scale, value_dim=q.shape[-1]
         )
 
-    def _entry_rows(self, piece: Piece) -> Tensor:
+    def _entry_rows(self, number: int, piece: Piece) -> Tensor:
         """[requests, width, at most top_k] rows of the entries that are read, -1 for none."""
         ratio, index = self.inputs.ratio, self.inputs.index
         rows = self.pool.entry_rows(piece.block_slots(ratio), ratio)
@@ -149,8 +156,13 @@ class _LayerCall:
         if index is None or rows.shape[1] <= index.top_k:
             seen = torch.arange(rows.shape[1], device=rows.device) < visible.unsqueeze(-1)
             return torch.where(seen, rows.unsqueeze(1), -1)
+        if index.reuses_selection and number in self.selections:
+            return self.selections[number]
         assert self._index_query is not None
         q, weights = self._index_query
         own = piece.group.rows
         keys = self.rows["index_key"]
-        return select_entries(q[own], weights[own], keys, rows, visible, index.top_k)
+        chosen = select_entries(q[own], weights[own], keys, rows, visible, index.top_k)
+        if index.keeps_selection:
+            self.selections[number] = chosen
+        return chosen

@@ -30,11 +30,15 @@ class IndexInputs:
     query: gives ([rows, heads, dim], [rows, heads] float32). A call, because a forward whose
         entries all fit into top_k needs none.
     top_k: most entries a row attends to.
+    reuses_selection, keeps_selection: whether the layer reads what an earlier one selected, and
+        whether a later one may read what this one selects.
     """
 
     new: NewRows
     query: Callable[[], tuple[Tensor, Tensor]]
     top_k: int
+    reuses_selection: bool = False
+    keeps_selection: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import copy
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_ext import env
 from sglang_ext.srt.models import cuda_graphs
+from sglang_ext.srt.models.weight_files import check_whole
 from sglang_ext.srt.spec.policy import ALGORITHMS
 
 # Flag, whether it is set, and why it cannot be served.
@@ -97,7 +99,11 @@ class Claim:
         return ours
 
     def resolve(self, server_args: Any) -> None:
-        """Refuse what cannot be served exactly, then decide attention backend and graphs."""
+        """Refuse what cannot be served exactly, then decide attention backend and graphs.
+
+        Raises:
+            ValueError: a flag that cannot be honoured, or weight files that are not whole.
+        """
         cfg = resolving_view(server_args)
         for flag, is_set, why in self.refused:
             if is_set(cfg):
@@ -121,6 +127,8 @@ class Claim:
         if cfg.attention_backend is None:
             declare_resolution(server_args, source, attention_backend="portable")
         cuda_graphs.switch_off(server_args, self.title, source)
+        if cfg.load_format != "dummy":
+            check_whole(Path(cfg.model_path))
         self.prepare(server_args)
 
     @property
@@ -178,6 +186,11 @@ def not_served(
             "--enable-two-batch-overlap",
             lambda c: bool(c.enable_two_batch_overlap) and c.device != "cpu",
             "the halves are set up for the exchange of a CPU",
+        ),
+        (
+            "--enable-two-batch-overlap with SGLANG_EXT_INDEX_SHARE",
+            lambda c: bool(c.enable_two_batch_overlap) and env.INDEX_SHARE.get() > 1,
+            "a half has no selection of the layers that ran before the batch was cut",
         ),
         (
             "--enable-single-batch-overlap",

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from sglang_ext import env
 from sglang_ext.srt.models.claim import Claim, not_served
 from sglang_ext.srt.models.deepseek_v32_config import OFFICIAL, DeepseekV32Config, parse
 
@@ -23,17 +22,10 @@ CLAIM = Claim(
     parse=parse,
     fields=lambda hf_config, _raw: hf_config.to_dict(),
     adjust=lambda _ours, _facts: None,
-    refused=(
-        *not_served(
-            state="index keys",
-            speculation="the checkpoint's own MTP layer is not implemented; DFLASH and DSPARK are",
-            quantisation="fp8 weights are widened at load",
-        ),
-        (
-            "--enable-two-batch-overlap with SGLANG_EXT_INDEX_SHARE",
-            lambda c: bool(c.enable_two_batch_overlap) and env.INDEX_SHARE.get() > 1,
-            "a half has no selection of the layers that ran before the batch was cut",
-        ),
+    refused=not_served(
+        state="index keys",
+        speculation="the checkpoint's own MTP layer is not implemented; DFLASH and DSPARK are",
+        quantisation="fp8 weights are widened at load",
     ),
     model="sglang_ext.srt.models.deepseek_v32:DeepseekV32ForCausalLM",
     backend="sglang_ext.srt.attention.dsa:DsaAttnBackend",

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from sglang.srt.distributed import attention_tensor_model_parallel_all_reduce
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
 from sglang.srt.eplb.expert_location import ModelConfigForExpertLocation
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
@@ -60,21 +59,15 @@ class DecoderLayer(nn.Module):
         forward_batch: Any,
     ) -> Tensor:
         """streams [tokens, n, hidden] -> the same shape."""
-        streams, mix = self.attend(streams, turn, positions, forward_batch)
+        mix = self.hc_pre("hc_attn", streams)
+        y = self.attn(self.attn_norm(mix.x), turn, positions, forward_batch)
+        streams = hc_post(y, streams, mix.post, mix.comb)
+        mix = self.hc_pre("hc_ffn", streams)
         y = self.ffn(self.ffn_norm(mix.x), input_ids, forward_batch)
         return hc_post(y, streams, mix.post, mix.comb)
 
-    def attend(
-        self, streams: Tensor, turn: Turn, positions: Tensor, forward_batch: Any
-    ) -> tuple[Tensor, HcMix]:
-        """The streams behind attention [tokens, n, hidden], and the experts' mix of them."""
-        mix = self._mix(streams, "hc_attn")
-        y = self.attn(self.attn_norm(mix.x), turn, positions, forward_batch)
-        y = attention_tensor_model_parallel_all_reduce(y)
-        streams = hc_post(y, streams, mix.post, mix.comb)
-        return streams, self._mix(streams, "hc_ffn")
-
-    def _mix(self, streams: Tensor, part: str) -> HcMix:
+    def hc_pre(self, part: str, streams: Tensor) -> HcMix:
+        """What the sublayer behind `part` reads of streams [tokens, n, hidden], and its mix."""
         config = self.config
         return hc_pre(
             streams,

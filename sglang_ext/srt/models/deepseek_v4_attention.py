@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.distributed import attention_tensor_model_parallel_all_reduce
 from sglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
+from sglang_ext import env
 from sglang_ext.core.compress import CSA, raw_rows, series_of
 from sglang_ext.core.indexer_v4 import head_weights, index_query
 from sglang_ext.core.rope import rotate_trailing_pairs
@@ -140,10 +142,13 @@ class SharedLatentAttention(nn.Module):
             self.compressor = Compressor(config, ratio, self.dim, f"{prefix}.compressor")
         if ratio == CSA:
             self.indexer = Indexer(config, f"{prefix}.indexer")
+        every = env.INDEX_SHARE.get()
+        self.reuses_selection = config.compress_ratios[:layer_id].count(CSA) % every != 0
+        self.keeps_selection = every > 1
         self.attn = RadixAttention(self.heads, self.dim, self.dim**-0.5, 1, layer_id)
 
     def forward(self, x: Tensor, turn: Turn, positions: Tensor, forward_batch: Any) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden], a partial sum over the attention ranks."""
+        """x [tokens, hidden] -> [tokens, hidden], summed over the attention ranks."""
         cos, sin = turn.cos, turn.sin
         c_q, _ = self.wq_a(x)
         c_q = self.q_norm(c_q)
@@ -164,7 +169,7 @@ class SharedLatentAttention(nn.Module):
         # The values carry the keys' rotation; it is undone before heads are mixed.
         by_group = grouped_output(out.view_as(q), cos, sin, self.wo_a.grouped())
         y, _ = self.wo_b(by_group)
-        return y
+        return attention_tensor_model_parallel_all_reduce(y)
 
     def _index(
         self, x: Tensor, c_q: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
@@ -176,6 +181,8 @@ class SharedLatentAttention(nn.Module):
             new=indexer.compressor(x, positions),
             query=lambda: indexer.query(x, c_q, cos, sin),
             top_k=indexer.top_k,
+            reuses_selection=self.reuses_selection,
+            keeps_selection=self.keeps_selection,
         )
 
 

@@ -83,9 +83,11 @@ def _layer(decoder: Decoder, layer_id: int) -> list[Any]:
     compressed = bool(decoder.config.compress_ratios[layer_id])
 
     def attend(half: Half) -> None:
-        batch = half.batch
-        turn = half.turns[compressed]
-        half.streams, half.mix = layer.attend(half.streams, turn, batch.positions, batch)
+        batch, turn = half.batch, half.turns[compressed]
+        mix = layer.hc_pre("hc_attn", half.streams)
+        y = layer.attn(layer.attn_norm(mix.x), turn, batch.positions, batch)
+        half.streams = hc_post(y, half.streams, mix.post, mix.comb)
+        half.mix = layer.hc_pre("hc_ffn", half.streams)
         x = layer.ffn_norm(half.mix.x)
         half.sent = layer.ffn.send(x, batch.input_ids, batch, half.index)
 
