@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sglang_ext.core.compress import block_positions, closes_block, visible_entries
+from sglang_ext.core.compress import block_positions, closes_block
 from sglang_ext.srt.attention.dsa_plan import RowGroup, Span, group
 
 # Rows of one request that are computed together.
@@ -69,10 +69,6 @@ class Piece:
     def block_slots(self, ratio: int) -> Tensor:
         """[requests, entries] int64 slot of every block's last token; beyond the end, any."""
         return self.group.slots[:, ratio - 1 :: ratio]
-
-    def visible(self, ratio: int) -> Tensor:
-        """[requests, width] int64, entries that each row sees."""
-        return visible_entries(self.positions, ratio)
 
     def ending_blocks(self, ratio: int) -> Blocks:
         """Blocks whose last token is among the rows."""

@@ -19,7 +19,6 @@ Shape = tuple[int, ...]
 SCALE = ".scale"
 # Begin of the target's names; the rest of a checkpoint is the draft it may carry.
 TARGET_NAMES = ("layers.", "embed.", "head.", "norm.", "hc_head_")
-_LAYER = re.compile(r"layers\.(\d+)\..+")
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _SHARED = re.compile(r"(.+\.ffn\.shared_experts)\.(w[13])\.weight")
 _FUSED = re.compile(r"(.+\.ffn\.experts)\.(gate_up_proj|down_proj)")
@@ -98,12 +97,6 @@ def placement(name: str) -> Placement:
     if name == "head.weight":
         return Placement("lm_head.weight")
     return Placement(f"model.{name}")
-
-
-def layer_of(name: str) -> int | None:
-    """Number of the target's layer a tensor belongs to, None for one outside the layers."""
-    found = _LAYER.fullmatch(name)
-    return int(found[1]) if found else None
 
 
 def _compressor(config: DeepseekV4Config, ratio: int, dim: int) -> dict[str, Shape]:
