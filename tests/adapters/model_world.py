@@ -41,12 +41,10 @@ def model_world(path: Path, dtype: str, **more: Any) -> Iterator[ModelWorld]:
     args = ServerArgs(
         model_path=str(path),
         dtype=dtype,
-        max_total_tokens=1024,
-        max_running_requests=8,
         disable_radix_cache=True,
         nccl_port=_free_port(),
         log_level="error",
-        **more,
+        **{"max_total_tokens": 1024, "max_running_requests": 8, **more},
     )
     args.resolve_once()
     ranks = one_batch.SpawnRanks(
