@@ -95,13 +95,13 @@ def plan(
     output_file("--plot", plot_file, (".png", ".svg", ".pdf"))
     _need("--plot", plot_file, "--table", table)
     if table is not None:
-        kept = ("--table", "--plot", "--json")
-        refuse_without_effect(ctx, "beside --table", *options_but(ctx, *kept))
+        useless = options_but(ctx, "--table", "--plot", "--json")
+        refuse_without_effect(ctx, "beside --table", *useless)
         _print_table(table, as_json, plot_file)
         return
     if validate_file is not None:
-        kept = ("--validate", "--json", "--model", "--hardware")
-        refuse_without_effect(ctx, "beside --validate", *options_but(ctx, *kept))
+        useless = options_but(ctx, "--validate", "--json", "--model", "--hardware")
+        refuse_without_effect(ctx, "beside --validate", *useless)
         _print_validation(validate_file, model, hardware, as_json)
         return
     asked = catalog.model(_given(model, "--model", catalog.names("base")))

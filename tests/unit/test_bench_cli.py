@@ -14,7 +14,12 @@ from sglang_ext.bench_cli.plots import plot
 from sglang_ext.bench_cli.results import Results
 from sglang_ext.bench_cli.tools import Load
 from sglang_ext.cli import app
+from sglang_ext.launcher import catalog
 from sglang_ext.lossless.errors import CannotTest
+from sglang_ext.planner.acceptance import Curve, constant_rate
+from sglang_ext.planner.layout import Layout
+from sglang_ext.planner.search import Question, predict
+from sglang_ext.planner.shape import read_shape
 
 ARGV = ("--model-path", "m")
 
@@ -188,3 +193,47 @@ class _NoServer:
 
     def stop(self) -> None:
         pass
+
+
+def _kept(out: Path, speeds: dict[str, float], length: float) -> None:
+    """Results of the built-in model, one load, a point per algorithm."""
+    results = Results(out, ("--model-path", "m", "--tp-size", "1"), Load())
+    for setting in grid.settings(["DSPARK=d", "NGRAM"], [3]):
+        (point,) = grid.points([setting], [grid.Dataset("random")], (4,))
+        figures = _figures(speeds.get(setting.algorithm, 1.0)) | {"input_tokens": 256}
+        results.keep_point(point, figures | {"acceptance_length": length})
+
+
+def test_results_are_what_plan_validates(tmp_path: Path) -> None:
+    """Speeds as predicted have no error, and exchanged ones are ranked wrong."""
+    model, machine = catalog.model("demo"), catalog.hardware("cpu")
+    rates = Curve((constant_rate(2.0, 3),) * 3, "measured", "a test")
+    load = catalog.Load(256, 128, 4)
+    shape = read_shape(model.config, model.name)
+    plain, drafted = (
+        predict(Question(model, machine, load, curve=rates), shape, layout).throughput
+        for layout in (Layout(1, 1), Layout(1, 1, algorithm="dspark", gamma=3))
+    )
+    assert plain != drafted
+    out = tmp_path / "b.json"
+    words = ["plan", "--validate", str(out), "--model", "demo", "--hardware", "cpu", "--json"]
+    for speeds, right in (((plain, drafted), 1), ((drafted, plain), 0)):
+        out.unlink(missing_ok=True)
+        _kept(out, dict(zip(("none", "DSPARK"), speeds, strict=True)), 2.0)
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.output)
+        assert (found["pairs"], found["ranked_right"]) == (1, right)
+        assert (found["left_out"], found["basis"]) == (["NGRAM"], "assumed")
+        (error,) = (r["median"] for r in found["regions"] if r["metric"] == "throughput")
+        assert (error == pytest.approx(0.0)) is bool(right)
+    for missing in ("--model", "--hardware"):
+        at = words.index(missing)
+        result = CliRunner().invoke(app, words[:at] + words[at + 2 :])
+        assert result.exit_code == 2
+        assert f"plan, {missing}: expected what" in result.output
+    lines = tmp_path / "b.jsonl"
+    lines.write_text("{}\n{}\n")
+    result = CliRunner().invoke(app, [*words[:2], str(lines), *words[3:]])
+    assert result.exit_code == 2
+    assert "name their own" in result.output
