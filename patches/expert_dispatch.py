@@ -16,8 +16,15 @@ _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/sr
 def _layer_class(original: Callable[..., Any], quant_config: Any) -> Any:
     from sglang.srt.layers.moe import get_moe_a2a_backend
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+    from sglang.srt.layers.moe.utils import is_sbo_enabled
 
-    return FusedMoE if get_moe_a2a_backend().is_deepep() else original(quant_config)
+    if not get_moe_a2a_backend().is_deepep():
+        return original(quant_config)
+    if not is_sbo_enabled():
+        return FusedMoE
+    from sglang_ext.srt.parallel.overlapped_experts import OverlappedExperts
+
+    return OverlappedExperts
 
 
 def _dispatcher(original: Callable[..., Any], moe_runner_config: Any, quant_method: Any) -> Any:
@@ -44,10 +51,11 @@ LAYER_PATCH = Patch(
     kind=Kind.AROUND,
     where=Where.CPU,
     stage=Stage.BACKEND,
-    why="the layer class for deepep calls DeepGEMM, which needs CUDA",
+    why="the layer class for deepep calls DeepGEMM, which needs CUDA, and single-batch overlap "
+    "runs on CUDA streams",
     upstream=f"{_UPSTREAM}ep_moe/layer.py",
     signature="(quant_config: 'Optional[QuantizationConfig]')",
-    until="the class for deepep has a plain torch path",
+    until="the class for deepep has a plain torch path, and its overlap an order without streams",
     apply=_apply_layer,
 )
 

@@ -88,6 +88,27 @@ class ExpertShards:
 
 
 @dataclass(frozen=True)
+class ExpertBlocks:
+    """The experts of a rank in consecutive blocks, as even as can be.
+
+    Rows go back in as many parts: each in that of its last expert, when its sum is complete.
+    """
+
+    per_rank: int
+    parts: int
+
+    def experts(self, part: int) -> range:
+        """Local numbers of the experts of a block."""
+        first, end = (-(-p * self.per_rank // self.parts) for p in (part, part + 1))
+        return range(first, end)
+
+    def part_of(self, local: Tensor) -> Tensor:
+        """[N, K] local expert numbers, -1 for one elsewhere -> [N] int64 part of each row."""
+        last = local.long().amax(dim=1).clamp(min=0)
+        return torch.div(last * self.parts, self.per_rank, rounding_mode="floor")
+
+
+@dataclass(frozen=True)
 class Layout:
     """What a rank will send in normal mode.
 

@@ -24,6 +24,7 @@ class Op:
 
     transfer: name of the transfer that a send starts or a wait ends, else ""
     reads, writes: buffers of the half; what a send writes is there after its wait
+    part: which of several alike it is, from 0; None for the only one
     """
 
     name: str
@@ -31,6 +32,7 @@ class Op:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     transfer: str = ""
+    part: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,40 @@ DECODE: Stages = (
     (_RETURNED,),
     (_OUTPUT,),
 )
-# One batch: the shared experts run while rows travel out; nothing hides the way back.
-SINGLE: Stages = ((*_ATTENTION, _SEND, _SHARED, _ARRIVE, _EXPERTS, _RETURN, _RETURNED, _OUTPUT),)
+
+
+def exchanged(parts: int, *, shared: bool = True) -> tuple[Op, ...]:
+    """From dispatch to output of one batch, under single-batch overlap.
+
+    The shared experts run while rows travel out. The second linear of the routed ones runs in
+    `parts` blocks of experts: a row goes back when the last of its experts is done, while the next
+    block computes. `arrived` knows the rows' way back, `sums` collects what experts add to a row.
+    Without shared experts: shared=False.
+    """
+    if parts < 1:
+        raise ValueError(f"parts: expected at least 1, found {parts}")
+    blocks: list[Op] = []
+    for part in range(parts):
+        reads, writes = ("arrived", "inner", "sums"), ("sums", f"outputs {part}")
+        returns = f"combine {part}"
+        blocks += [
+            Op("down", reads=reads, writes=writes, part=part),
+            Op("combine_a", "send", ("arrived", writes[1]), (f"routed {part}",), returns, part),
+        ]
+    whole = ("arrived", *(f"routed {part}" for part in range(parts)))
+    return (
+        _SEND,
+        *((_SHARED,) if shared else ()),
+        _ARRIVE,
+        Op("gate_up", reads=("arrived",), writes=("inner", "sums")),
+        *blocks,
+        *(Op("combine_b", "wait", transfer=f"combine {p}", part=p) for p in range(parts)),
+        Op("output", reads=(*whole, "shared") if shared else whole, writes=("hidden",)),
+    )
+
+
+# One batch under single-batch overlap: the way back of the last block alone is not hidden.
+SINGLE: Stages = ((*_ATTENTION, *exchanged(2)),)
 SEQUENTIAL: Stages = (
     (*_ATTENTION, _SEND, _ARRIVE, _EXPERTS, _RETURN, _RETURNED, _SHARED, _OUTPUT),
 )
@@ -199,12 +233,14 @@ def makespan(times: Sequence[Timed]) -> float:
     return max((t.end for t in times), default=0.0)
 
 
-def trace_faults(trace: Sequence[Timed], tolerance: float = 0.0) -> list[str]:
+def trace_faults(
+    trace: Sequence[Timed], tolerance: float = 0.0, inputs: Iterable[str] = ("hidden",)
+) -> list[str]:
     """What a recorded trace (in issue order) shows to be wrong by its times.
 
     Checked: everything of `hazards`, and that no wait ends before its transfer has.
     """
-    found = hazards([t.issued for t in trace])
+    found = hazards([t.issued for t in trace], inputs)
     ends: dict[tuple[int, str], float] = {}
     for t in trace:
         key = (t.issued.half, t.issued.op.transfer)

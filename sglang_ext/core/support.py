@@ -150,6 +150,12 @@ LAYOUTS: tuple[Layout, ...] = (
         nextn=NEXTN_HALVES,
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
     ),
+    Layout(
+        "single-batch overlap",
+        _flags(f"{_DP2} {_DEEPEP} --enable-single-batch-overlap"),
+        _MIXTURES,
+        shows=(*_SENT, *_LOW, "way back of expert rows in parts"),
+    ),
     Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT),
     Layout(
         "eplb dynamic",
@@ -197,6 +203,7 @@ COVERED = (
     ("two-batch overlap", EXPERTS, DSPARK),
     ("two-batch overlap", V32, DFLASH),
     ("two-batch overlap", V4, DSPARK),
+    ("single-batch overlap", V32, DSPARK),
     ("eplb static", EXPERTS, NONE),
     ("tp4 dp2 ep4 deepep", EXPERTS, DSPARK),
 )
@@ -284,10 +291,22 @@ REFUSALS: dict[str, Refusal] = {
         "layer inputs of a half for a draft",
         "Leave one of them out.",
     ),
-    "single-batch": Refusal(
+    "single-batch without exchange": Refusal(
         "--enable-single-batch-overlap",
-        "on a CPU",
-        "it runs the shared experts on a second CUDA stream, and there is none",
+        "on a CPU without --moe-a2a-backend deepep",
+        "it overlaps the expert exchange with the experts, and there is none",
+        "Add --moe-a2a-backend deepep, or leave it out.",
+    ),
+    "single-batch with two-batch": Refusal(
+        "--enable-single-batch-overlap",
+        "on a CPU with --enable-two-batch-overlap",
+        "batches of both kinds in one run have not been held to one rank",
+        "Leave one of them out.",
+    ),
+    "single-batch of other models": Refusal(
+        "--enable-single-batch-overlap",
+        "on a CPU with another model than Qwen3-MoE, DeepSeek-V3.2 and DeepSeek-V4",
+        "SGLang's other models overlap on CUDA streams, or not at all",
         "Leave it out.",
     ),
     "eplb with low latency": Refusal(

@@ -145,7 +145,9 @@ def overlap_limits(v: View) -> Complaints:
                 "single-batch overlap hides DeepEP's dispatch; there is none.",
                 "Add --moe-a2a-backend deepep, or drop --enable-single-batch-overlap.",
             )
-        if not v.is_v32:
+        if v.on_cpu and v.architecture == "Qwen3MoeForCausalLM":
+            return
+        if not (v.is_v32 or (v.on_cpu and v.is_v4)):
             yield (
                 f"only SGLang's DeepSeek-V3 code overlaps inside a batch, {v.architecture} does "
                 "not.",

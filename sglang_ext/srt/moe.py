@@ -32,6 +32,16 @@ def activation_of(config: Any) -> Activation:
     )
 
 
+def weights_of(layer: Any) -> ExpertWeights:
+    """The weights of a layer of this rank's experts, and their `_bias` where it has them."""
+    return ExpertWeights(
+        layer.w13_weight,
+        layer.w2_weight,
+        getattr(layer, "w13_weight_bias", None),
+        getattr(layer, "w2_weight_bias", None),
+    )
+
+
 def moe_forward(
     layer: Any,
     x: torch.Tensor,
@@ -49,12 +59,7 @@ def moe_forward(
     Returns:
         [rows, hidden]; the routed scaling factor is left to the model, as in SGLang's version.
     """
-    experts = ExpertWeights(
-        layer.w13_weight,
-        layer.w2_weight,
-        getattr(layer, "w13_weight_bias", None),
-        getattr(layer, "w2_weight_bias", None),
-    )
+    experts = weights_of(layer)
     routing = Routing(
         topk_output.topk_weights,
         topk_output.topk_ids,

@@ -27,7 +27,11 @@ MEETS: dict[str, tuple[str, ...]] = {
         *(*DP2, *DEEPEP, "--deepep-mode", "normal", "--enable-two-batch-overlap"),
         *("--speculative-algorithm", "NGRAM"),
     ),
-    "single-batch": (*DP2, *DEEPEP, "--enable-single-batch-overlap"),
+    "single-batch without exchange": (*DP2, "--enable-single-batch-overlap"),
+    "single-batch with two-batch": (
+        *(*DP2, *DEEPEP, "--deepep-mode", "normal"),
+        *("--enable-single-batch-overlap", "--enable-two-batch-overlap"),
+    ),
     "eplb with low latency": (*DP2, *DEEPEP, "--enable-eplb"),
     "exchange": (*DP2, "--moe-a2a-backend", "mooncake"),
     "cp backend": (*CP2, "--attention-backend", "torch_native"),
@@ -35,6 +39,11 @@ MEETS: dict[str, tuple[str, ...]] = {
     "moe dp": ("--tp-size", "2", "--moe-dp-size", "2"),
 }
 WITH_DRAFT: dict[str, tuple[str, ...]] = {"pipeline with speculation": ("--pp-size", "2")}
+
+# refusal -> the kind of model that meets it with these flags
+OF_MODEL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "single-batch of other models": ("qwen3", (*DP2, *DEEPEP, "--enable-single-batch-overlap")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,7 @@ def _drafting(draft: Path) -> tuple[str, ...]:
 
 
 def test_every_refusal_is_tried() -> None:
-    assert MEETS.keys() | WITH_DRAFT.keys() == REFUSALS.keys()
+    assert MEETS.keys() | WITH_DRAFT.keys() | OF_MODEL.keys() == REFUSALS.keys()
 
 
 @pytest.mark.parametrize("name", MEETS)
@@ -76,6 +85,14 @@ def test_refused_with_speculation(models: tuple[Path, Path], name: str) -> None:
     with pytest.raises(ValueError, match=REFUSALS[name].flag) as error:
         _resolve(target, *WITH_DRAFT[name], *_drafting(draft))
     assert "expected" in str(error.value)
+
+
+@pytest.mark.parametrize("name", OF_MODEL)
+def test_refused_for_a_model(tmp_path: Path, name: str) -> None:
+    kind, flags = OF_MODEL[name]
+    with pytest.raises(LayoutError, match=REFUSALS[name].flag) as error:
+        _resolve(make_target(tmp_path / "model", kind), *flags)
+    assert "found Qwen3ForCausalLM" in str(error.value)
 
 
 @pytest.mark.parametrize("where", LAYOUTS, ids=lambda x: x.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def _answer(pipe: Connection) -> tuple[bool, Any]:
     if not pipe.poll(_LIMIT.seconds):
         return False, "no answer in time"
     try:
-        return pipe.recv()
+        answer: tuple[bool, Any] = pickle.loads(pipe.recv_bytes())
+        return answer
     except EOFError:
         return False, "died without an answer"
 
@@ -62,8 +64,9 @@ def _rank(
         dist.init_process_group("gloo", store=shared, rank=rank, world_size=world, timeout=_LIMIT)
         value = work(dist.group.WORLD, *args)
         dist.barrier()
-        pipe.send((True, value))
+        # Whole: a connection's own pickling leaves tensors with a process that is about to end.
+        pipe.send_bytes(pickle.dumps((True, value)))
     except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
     finally:
         dist.destroy_process_group()

@@ -34,13 +34,14 @@ def _spread(group: dist.ProcessGroup, low_latency: bool) -> float:
         mine = slice(rank * case.per_rank, (rank + 1) * case.per_rank)
         shard = ExpertWeights(whole.w13[mine], whole.w2[mine])
         exchange = ExpertExchange(group, case.per_rank, max_rows=8, hidden=HIDDEN)
-        send = exchange.send_low_latency if low_latency else exchange.send
+        begin = exchange.begin_low_latency if low_latency else exchange.begin
         # The last row is padding: SGLang chooses no experts for it.
         padded = torch.cat((case.x[rank], torch.full((1, HIDDEN), float("nan"))))
-        arrived = send(padded, case.ids[rank], case.weights[rank])
+        arrived = begin(padded, case.ids[rank], case.weights[rank])()
         local = Routing(arrived.weights, arrived.ids)
         outputs = routed_experts(arrived.hidden, shard, local, Activation())
-        got, padding = exchange.collect(outputs, arrived.journey).tensor_split([len(case.x[rank])])
+        total = exchange.begin_collect(outputs, arrived.journey)()
+        got, padding = total.tensor_split([len(case.x[rank])])
         assert padding.tolist() == [[0.0] * HIDDEN]
         routed = Routing(case.weights[rank], case.ids[rank])
         expected = routed_experts(case.x[rank], whole, routed, Activation())
@@ -59,7 +60,9 @@ def test_spread_experts_equal_whole_ones(ranks: int, low_latency: bool) -> None:
 def _beyond(group: dist.ProcessGroup) -> str:
     exchange = ExpertExchange(group, 1, max_rows=3, hidden=HIDDEN)
     with pytest.raises(DispatchError) as error:
-        exchange.send_low_latency(torch.zeros(4, HIDDEN), torch.zeros(4, 1).int(), torch.ones(4, 1))
+        exchange.begin_low_latency(
+            torch.zeros(4, HIDDEN), torch.zeros(4, 1).int(), torch.ones(4, 1)
+        )
     return str(error.value)
 
 
@@ -75,15 +78,15 @@ def _padded(group: dist.ProcessGroup) -> str:
     case = routing(1, group.size())
     mine = (case.x[group.rank()], case.ids[group.rank()], case.weights[group.rank()])
     layers = [ExpertExchange(group, case.per_rank, 8, HIDDEN) for _ in range(3)]
-    both = [layer.send_low_latency(*mine) for layer in layers[:2]]
+    both = [layer.begin_low_latency(*mine)() for layer in layers[:2]]
     for layer, arrived in zip(layers, both, strict=False):
         assert arrived.journey.slots.shape == (case.per_rank, 8 * group.size(), HIDDEN)
-        back = layer.collect(arrived.hidden, arrived.journey)
+        back = layer.begin_collect(arrived.hidden, arrived.journey)()
         shares = (mine[2] * (mine[1] >= 0)).sum(dim=1, keepdim=True)
         assert torch.allclose(back, mine[0] * shares, atol=1e-5)
-    stale, *_ = [layer.send_low_latency(*mine) for layer in layers]
+    stale, *_ = [layer.begin_low_latency(*mine)() for layer in layers]
     with pytest.raises(DispatchError) as error:
-        layers[0].collect(stale.hidden, stale.journey)
+        layers[0].begin_collect(stale.hidden, stale.journey)
     return str(error.value)
 
 

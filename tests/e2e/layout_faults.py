@@ -13,7 +13,7 @@ def _combine_without_other_ranks() -> None:
     """What the experts of other ranks computed never comes back."""
     from sglang_ext.srt.parallel.expert_exchange import ExpertExchange
 
-    original = ExpertExchange.collect
+    original = ExpertExchange.begin_collect
 
     def faulty(self: Any, outputs: Tensor, journey: Any) -> Tensor:
         rank, received = self.buffer.rank, journey.handle.received
@@ -23,7 +23,7 @@ def _combine_without_other_ranks() -> None:
         kept[mine] = outputs[mine]
         return original(self, kept, journey)
 
-    ExpertExchange.collect = faulty  # type: ignore[method-assign]
+    ExpertExchange.begin_collect = faulty  # type: ignore[method-assign]
 
 
 def _expert_weights_stay() -> None:

@@ -9,7 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.kernels.moe import Activation, ExpertWeights, Routing, routed_experts
+from sglang_ext.kernels.moe import (
+    Activation,
+    ExpertWeights,
+    Routing,
+    first_linear,
+    routed_experts,
+    second_linear,
+)
 from sglang_ext.kernels.moe.reference import routed_experts_reference
 
 HIDDEN, INNER = 7, 5
@@ -45,6 +52,10 @@ def test_grouped_equals_row_by_row(
     x = torch.randn(rows, HIDDEN)
     out = routed_experts(x, weights, routing, Activation())
     assert out.shape == x.shape
+    inner, sums = first_linear(x, weights, routing, Activation())
+    for block in (range(experts // 2), range(experts // 2, experts)):
+        second_linear(inner, weights, block, sums)
+    assert torch.equal(sums, out)
     torch.testing.assert_close(
         out, routed_experts_reference(x, weights, routing, Activation()), rtol=1e-4, atol=1e-4
     )

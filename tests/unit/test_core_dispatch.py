@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_ext.core.dispatch import (
     DispatchError,
+    ExpertBlocks,
     ExpertShards,
     aligned,
     layout,
@@ -32,6 +33,22 @@ def routings(draw: st.DrawFn) -> tuple[torch.Tensor, ExpertShards]:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9999)))
     ids = torch.randint(-1, top, (tokens, choices), generator=generator)
     return ids, ExpertShards(ranks * per_rank, ranks)
+
+
+@relaxed
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_blocks_hold_every_expert_once(per_rank: int, parts: int) -> None:
+    blocks = ExpertBlocks(per_rank, parts)
+    held = [list(blocks.experts(part)) for part in range(parts)]
+    assert [expert for block in held for expert in block] == list(range(per_rank))
+    sizes = [len(block) for block in held]
+    assert max(sizes) - min(sizes) <= 1
+    last = torch.arange(per_rank)
+    # A row goes with its last expert; experts elsewhere are -1.
+    for part, expert in zip(
+        blocks.part_of(torch.stack((last * 0 - 1, last), 1)), last, strict=True
+    ):
+        assert int(expert) in held[int(part)]
 
 
 @relaxed

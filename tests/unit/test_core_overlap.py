@@ -15,8 +15,10 @@ from sglang_ext.core.overlap import (
     SEQUENTIAL,
     SINGLE,
     Issued,
+    Op,
     Stages,
     Timed,
+    exchanged,
     exposed,
     hazards,
     hidden_share,
@@ -26,6 +28,7 @@ from sglang_ext.core.overlap import (
     trace_faults,
     two_batch,
 )
+from sglang_ext.core.overlap_run import Recorder, perform
 
 relaxed = settings(deadline=None, max_examples=100)
 SCHEDULES = [
@@ -86,7 +89,7 @@ def test_both_halves_run_every_operation_in_order(stages: Stages, delta: int) ->
 
 def test_the_other_half_computes_while_rows_travel() -> None:
     layers = 4
-    assert len(exposed(one_batch(SINGLE, layers))) == 2 * layers
+    assert len(exposed(one_batch(SINGLE, layers))) == 3 * layers
     for stages, delta in ((PREFILL, 0), (DECODE, 2)):
         schedule = two_batch(stages, layers, delta)
         inner = [bare for bare in exposed(schedule) if 0 < bare[1] < layers - 1]
@@ -163,7 +166,56 @@ def test_a_wait_that_ends_before_its_transfer_is_a_fault() -> None:
     assert any("not done" in fault for fault in trace_faults(broken))
 
 
+@pytest.mark.parametrize(("parts", "shared"), [(1, False), (2, True), (3, True)])
+def test_what_runs_is_the_schedule(parts: int, shared: bool) -> None:
+    """Operations are called in order with what they read; a transfer's rows exist at its wait."""
+    order = exchanged(parts, shared=shared)
+    assert hazards([Issued(0, 0, op) for op in order], ("attended", "choices")) == []
+    called: list[str] = []
+
+    def compute(op: Op) -> object:
+        called.append(op.name)
+        made = tuple(f"{name} of {op.name} {op.part}" for name in op.writes)
+        return made if len(made) > 1 else made[0]
+
+    def send(op: Op) -> object:
+        called.append(op.name)
+        return lambda: called.append(f"wait for {op.transfer}") or "rows"
+
+    steps = {}
+    for op in order:
+        if op.stream != "wait":
+            make = send if op.stream == "send" else compute
+            known = {o.part: o for o in order if o.name == op.name and o.stream == op.stream}
+            steps[op.name] = lambda *given, known=known, make=make: make(
+                known[given[0] if len(known) > 1 or None not in known else None]
+            )
+    buffers: dict[str, object] = {"attended": "x", "choices": "ids"}
+    recorder = Recorder()
+    perform(order, steps, buffers, recorder)
+    assert called == [f"wait for {op.transfer}" if op.stream == "wait" else op.name for op in order]
+    assert buffers["hidden"] == "hidden of output None"
+    assert [t.issued.op for t in recorder.trace] == list(order)
+
+
+@pytest.mark.parametrize("transfer", ["dispatch", "combine 0", "combine 1"])
+def test_a_layer_without_a_wait_cannot_run(transfer: str) -> None:
+    order = [op for op in exchanged(2) if (op.stream, op.transfer) != ("wait", transfer)]
+    steps = {op.name: (lambda *_, op=op: _made(op)) for op in order if op.stream != "wait"}
+    with pytest.raises(KeyError):
+        perform(order, steps, {"attended": 0, "choices": 0})
+
+
+def _made(op: Op) -> object:
+    # By name alone: the parts write alike.
+    if op.stream == "send":
+        return lambda: 0
+    return (0,) * len(op.writes) if len(op.writes) > 1 else 0
+
+
 def test_unusable_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="parts"):
+        exchanged(0)
     with pytest.raises(ValueError, match="threshold"):
         split_by_tokens([1], 0.6)
     with pytest.raises(ValueError, match="delta"):

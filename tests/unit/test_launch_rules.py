@@ -127,6 +127,12 @@ def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str)
 
 
 @pytest.mark.parametrize("model", [V32, V4])
+def test_a_cpu_overlaps_inside_a_batch(model: str) -> None:
+    launch = launch_of(model, "cpu", "cpu tp2 dp2 ep2 deepep sbo", max_running_requests=8)
+    assert [f.reason for f in check(launch) if f.rule == "overlap-limits"] == []
+
+
+@pytest.mark.parametrize("model", [V32, V4])
 @pytest.mark.parametrize("algorithm", ["DSPARK", "EAGLE"])
 def test_a_cpu_cuts_the_verifications_of_block_drafts(model: str, algorithm: str) -> None:
     launch = launch_of(

@@ -6,7 +6,7 @@ import torch
 
 from sglang_ext.kernels.moe.activation import Activation
 from sglang_ext.kernels.moe.experts import ExpertWeights, Routing
-from sglang_ext.kernels.moe.torch_grouped import routed_experts_torch
+from sglang_ext.kernels.moe.torch_grouped import Inner, gate_up, routed_experts_torch
 
 
 def _check(x: torch.Tensor, experts: ExpertWeights, routing: Routing) -> None:
@@ -51,3 +51,19 @@ def routed_experts(
     """
     _check(x, experts, routing)
     return routed_experts_torch(x, experts, routing, activation)
+
+
+def first_linear(
+    x: torch.Tensor, experts: ExpertWeights, routing: Routing, activation: Activation
+) -> tuple[Inner, torch.Tensor]:
+    """`routed_experts` up to its second linear: what `second_linear` adds up, block by block.
+
+    Returns:
+        What the first linear made, and sums [rows, hidden] float32, all zero.
+
+    Raises:
+        ValueError: as `routed_experts`.
+    """
+    _check(x, experts, routing)
+    sums = torch.zeros(x.shape[0], experts.w2.shape[1], device=x.device)
+    return gate_up(x, experts, routing, activation), sums

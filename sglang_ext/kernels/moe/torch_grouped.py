@@ -57,18 +57,59 @@ def _grouped_linear(
     return out
 
 
-def routed_experts_torch(
+@dataclass(frozen=True)
+class Inner:
+    """What the first linear of the experts has made of their rows.
+
+    Attributes:
+        values: [choices, intermediate], activated, sorted by expert.
+        weights: [choices, 1] float32, by which an output is multiplied; None for not at all.
+        groups: which row and expert each of them belongs to.
+    """
+
+    values: torch.Tensor
+    weights: torch.Tensor | None
+    groups: _Groups
+
+
+def gate_up(
     x: torch.Tensor, experts: ExpertWeights, routing: Routing, activation: Activation
-) -> torch.Tensor:
-    """See `api.routed_experts`; arguments are taken as checked."""
+) -> Inner:
+    """The first linear of every choice; arguments are taken as checked."""
     groups = _group(routing.ids, experts.w13.shape[0])
     weights = routing.weights.reshape(-1)[groups.choices].float().unsqueeze(1)
     inner = x[groups.rows]
     if routing.weigh_input:
         inner = (inner * weights).to(x.dtype)
-    inner = _grouped_linear(inner, experts.w13, experts.w13_bias, groups)
-    inner = _grouped_linear(activation(inner), experts.w2, experts.w2_bias, groups).float()
-    if not routing.weigh_input:
-        inner *= weights
-    out = torch.zeros(x.shape[0], inner.shape[1], device=x.device)
-    return out.index_add_(0, groups.rows, inner).to(x.dtype)
+    inner = activation(_grouped_linear(inner, experts.w13, experts.w13_bias, groups))
+    return Inner(inner, None if routing.weigh_input else weights, groups)
+
+
+def second_linear(inner: Inner, experts: ExpertWeights, block: range, sums: torch.Tensor) -> None:
+    """Add what the experts in `block` make of `inner` to sums [rows, hidden] float32.
+
+    Blocks in ascending order add up to the bits of one block of all experts.
+    """
+    slices = tuple(one for one in inner.groups.slices if one[0] in block)
+    if not slices:
+        return
+    first, end = slices[0][1], slices[-1][2]
+    groups = _Groups(
+        inner.groups.rows[first:end],
+        inner.groups.choices[first:end],
+        tuple((expert, a - first, b - first) for expert, a, b in slices),
+    )
+    out = _grouped_linear(inner.values[first:end], experts.w2, experts.w2_bias, groups).float()
+    if inner.weights is not None:
+        out *= inner.weights[first:end]
+    sums.index_add_(0, groups.rows, out)
+
+
+def routed_experts_torch(
+    x: torch.Tensor, experts: ExpertWeights, routing: Routing, activation: Activation
+) -> torch.Tensor:
+    """See `api.routed_experts`; arguments are taken as checked."""
+    inner = gate_up(x, experts, routing, activation)
+    sums = torch.zeros(x.shape[0], experts.w2.shape[1], device=x.device)
+    second_linear(inner, experts, range(experts.w2.shape[0]), sums)
+    return sums.to(x.dtype)

@@ -194,8 +194,8 @@ def not_served(
         ),
         (
             "--enable-single-batch-overlap",
-            lambda c: bool(c.enable_single_batch_overlap),
-            "the shared experts run behind the others, not beside them",
+            lambda c: bool(c.enable_single_batch_overlap) and c.device != "cpu",
+            "its order is set up for the exchange of a CPU",
         ),
         (
             "--moe-runner-backend",

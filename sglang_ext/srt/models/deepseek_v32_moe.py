@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import get_exec
 from torch import Tensor, nn
 
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
+from sglang_ext.srt.parallel.overlapped_experts import OverlappedExperts
 
 
 class DenseMLP(nn.Module):
@@ -108,7 +109,10 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], summed over ranks by the layer's boundary."""
-        return self._with_shared(self.experts(x, self._choice(x)), x)
+        choice = self._choice(x)
+        if isinstance(self.experts, OverlappedExperts):
+            return self.experts.with_shared(x, choice, self.shared_experts)
+        return self._with_shared(self.experts(x, choice), x)
 
     def _choice(self, x: Tensor) -> Any:
         if not x.shape[0]:

@@ -26,6 +26,7 @@ from sglang_ext.kernels.router import route_hash, route_sqrtsoftplus
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.parallel.context import real_rows
 from sglang_ext.srt.parallel.expert_rows import ExpertRows
+from sglang_ext.srt.parallel.overlapped_experts import OverlappedExperts
 
 
 class Gate(nn.Module):
@@ -117,8 +118,11 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, input_ids: Tensor, forward_batch: Any) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], summed over the ranks."""
         there, choice = self._routed(x, input_ids, forward_batch)
-        # A copy, because the experts may overwrite their input.
-        y = self.experts(there.clone(), choice) + self.shared_experts(there)
+        if isinstance(self.experts, OverlappedExperts):
+            y = self.experts.with_shared(there, choice, self.shared_experts)
+        else:
+            # A copy, because the experts may overwrite their input.
+            y = self.experts(there.clone(), choice) + self.shared_experts(there)
         return self.rows.back(y, x.shape[0], forward_batch)
 
     def _routed(

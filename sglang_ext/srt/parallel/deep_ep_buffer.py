@@ -19,7 +19,7 @@ from torch import Tensor
 from sglang_ext.core.dispatch import DispatchError, ExpertShards, layout
 from sglang_ext.srt.parallel import deep_ep_normal
 from sglang_ext.srt.parallel.deep_ep_low_latency import LowLatencyExchange, buffer_bytes
-from sglang_ext.srt.parallel.deep_ep_normal import Rows
+from sglang_ext.srt.parallel.deep_ep_normal import Received, Rows
 from sglang_ext.srt.parallel.deep_ep_types import (
     Config,
     EventOverlap,
@@ -201,8 +201,30 @@ class Buffer:
             topk_weights=topk_weights,
             alignment=expert_alignment,
             worst=num_worst_tokens,
-        )
+        )()
         return (*received, EventOverlap.now())
+
+    def begin_dispatch(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int
+    ) -> Callable[[], Received]:
+        """Not of deep_ep: layout and `dispatch`, whose rows arrive in the call returned.
+
+        Every rank begins its transfers in the same order.
+        """
+        exchange = self._ready(None)
+        self._clean = False
+        plan = layout(topk_idx, ExpertShards(num_experts, self.group_size), _RANKS_PER_NODE)
+        return deep_ep_normal.dispatch(
+            exchange,
+            self.traffic["dispatch"],
+            x,
+            in_rank=plan.in_rank,
+            tokens_per_expert=plan.tokens_per_expert,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            alignment=1,
+            worst=0,
+        )
 
     def combine(
         self,
@@ -230,8 +252,28 @@ class Buffer:
         _refuse("bias", len(terms) > 2, "At most two can be added.")
         total, weights = deep_ep_normal.combine(
             exchange, self.traffic["combine"], x, handle, topk_weights, terms
-        )
+        )()
         return total, weights, EventOverlap.now()
+
+    def begin_combine(self, x: Tensor, handle: NormalHandle) -> Callable[[], Tensor]:
+        """Not of deep_ep: `combine` of rows [N, H] alone; the call returned gives [T, H]."""
+        exchange, traffic = self._ready(None), self.traffic["combine"]
+        collect = deep_ep_normal.combine(exchange, traffic, x, handle, None, ())
+        return lambda: collect()[0]
+
+    def begin_rows(
+        self, kind: str, rows: Tensor, sent: list[int], received: list[int]
+    ) -> Callable[[], Tensor]:
+        """Not of deep_ep: rows [sum(sent), H] as they are, counted as a call of `kind`.
+
+        sent, received: [R] rows for and from each rank. The call returned gives [sum(received), H].
+        """
+        finish = self._ready(None).rows([rows], sent, received, self.traffic[kind])
+        return lambda: finish()[0]
+
+    def watch(self, transfers: Callable[[], Callable[[], None]] | None) -> None:
+        """Have every transfer told to `transfers`, which returns what is called at its end."""
+        self._ready(None).watch = transfers
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -47,8 +48,11 @@ def dispatch(
     topk_weights: Tensor | None,
     alignment: int,
     worst: int,
-) -> Received:
-    """Sends each token once to every rank of `in_rank`; arguments as `Buffer.dispatch`."""
+) -> Callable[[], Received]:
+    """Starts sending each token once to every rank of `in_rank`; the call returned waits.
+
+    Arguments as `Buffer.dispatch`.
+    """
     shards = ExpertShards(len(tokens_per_expert), exchange.ranks)
     copies = normal_copies(in_rank, tokens_per_expert)
     columns = _columns(x)
@@ -68,18 +72,21 @@ def dispatch(
     if topk_weights is not None:
         _check_rows("topk_weights", topk_weights.shape[0], tokens)
         sent.append(topk_weights[copies.rows].float())
-    rows = exchange.rows(sent, copies.per_rank, received, traffic)()
+    finish = exchange.rows(sent, copies.per_rank, received, traffic)
 
-    rows = _fixed_size(rows, worst)
-    idx = rows[len(columns)] if topk_idx is not None else None
-    if idx is not None:
-        idx[sum(received) :] = -1
-    weights = rows[-1] if topk_weights is not None else None
-    if weights is not None and idx is not None:
-        weights = weights.masked_fill(idx < 0, 0.0)
-    counted = arriving[:, 1:].sum(dim=0).tolist()
-    per_expert = [] if worst else [aligned(n, alignment) for n in counted]
-    return Received(_like(x, rows), idx, weights, per_expert, handle)
+    def arrive() -> Received:
+        rows = _fixed_size(finish(), worst)
+        idx = rows[len(columns)] if topk_idx is not None else None
+        if idx is not None:
+            idx[sum(received) :] = -1
+        weights = rows[-1] if topk_weights is not None else None
+        if weights is not None and idx is not None:
+            weights = weights.masked_fill(idx < 0, 0.0)
+        counted = arriving[:, 1:].sum(dim=0).tolist()
+        per_expert = [] if worst else [aligned(n, alignment) for n in counted]
+        return Received(_like(x, rows), idx, weights, per_expert, handle)
+
+    return arrive
 
 
 def dispatch_again(
@@ -100,22 +107,30 @@ def combine(
     handle: NormalHandle,
     topk_weights: Tensor | None,
     bias: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor | None]:
-    """Rows back to their tokens, summed over ranks; arguments as `Buffer.combine`."""
+) -> Callable[[], tuple[Tensor, Tensor | None]]:
+    """Starts rows back to their tokens; the call returned waits and sums them over ranks.
+
+    Arguments as `Buffer.combine`.
+    """
     count = sum(handle.received)
     if x.shape[0] < count:
         _check_rows("x", x.shape[0], count)
     columns = [x[:count]]
     if topk_weights is not None:
         columns.append(topk_weights[:count].float())
-    back = exchange.rows(columns, handle.received, handle.copies.per_rank, traffic)()
-    total = sum_copies(back[0], handle.copies, handle.tokens, None)
-    for term in bias:
-        total = total + term.to(total.dtype)
-    weights = None
-    if topk_weights is not None:
-        weights = sum_copies(back[1], handle.copies, handle.tokens, None)
-    return total.to(x.dtype), weights
+    finish = exchange.rows(columns, handle.received, handle.copies.per_rank, traffic)
+
+    def collect() -> tuple[Tensor, Tensor | None]:
+        back = finish()
+        total = sum_copies(back[0], handle.copies, handle.tokens, None)
+        for term in bias:
+            total = total + term.to(total.dtype)
+        weights = None
+        if topk_weights is not None:
+            weights = sum_copies(back[1], handle.copies, handle.tokens, None)
+        return total.to(x.dtype), weights
+
+    return collect
 
 
 def _columns(x: Rows) -> list[Tensor]:

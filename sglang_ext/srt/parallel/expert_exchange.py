@@ -11,6 +11,7 @@ The difference absorbed here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,11 +26,15 @@ from sglang_ext.srt.parallel.deep_ep_types import LowLatencyHandle, NormalHandle
 
 @dataclass(frozen=True)
 class NormalJourney:
-    """handle: of the dispatch; sent: rows this rank started with; received: rows it was given."""
+    """handle: of the dispatch; ids: [sent, K], the router's choice; received: rows that arrived."""
 
     handle: NormalHandle
-    sent: int
+    ids: Tensor
     received: int
+
+    @property
+    def sent(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -98,34 +103,30 @@ class ExpertExchange:
         self.hidden = hidden
         self.buffer = shared_buffer(group, max_rows, hidden, self.experts)
 
-    def send(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
-        """Normal mode.
+    def begin(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Arrived]:
+        """Normal mode: rows start to travel; the call returned waits for those of other ranks.
 
         Args:
             hidden: [rows, hidden]; rows may be 0.
             ids, weights: [rows, top_k]; fewer rows where the last of `hidden` are padding.
         """
         ids, weights = _with_padding(len(hidden), ids, weights)
-        per_rank, per_node, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(
-            ids, self.experts
-        )
-        rows, local, kept, _, handle, _ = self.buffer.dispatch(
-            hidden,
-            num_tokens_per_rank=per_rank,
-            num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=ids.to(torch.int32),
-            topk_weights=weights,
-        )
-        assert isinstance(rows, Tensor)
-        assert local is not None
-        assert kept is not None
-        assert handle is not None
-        return Arrived(rows, local, kept, NormalJourney(handle, len(hidden), len(rows)))
+        finish = self.buffer.begin_dispatch(hidden, ids.to(torch.int32), weights, self.experts)
 
-    def send_low_latency(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Arrived:
-        """Low-latency mode; see `send`.
+        def arrive() -> Arrived:
+            found = finish()
+            rows, local, kept = found.x, found.topk_idx, found.topk_weights
+            assert isinstance(rows, Tensor)
+            assert local is not None
+            assert kept is not None
+            return Arrived(rows, local, kept, NormalJourney(found.handle, ids, len(rows)))
+
+        return arrive
+
+    def begin_low_latency(
+        self, hidden: Tensor, ids: Tensor, weights: Tensor
+    ) -> Callable[[], Arrived]:
+        """Low-latency mode; see `begin`.
 
         Raises:
             DispatchError: more rows than `max_rows` on any rank; all of them raise.
@@ -133,26 +134,39 @@ class ExpertExchange:
         ids, weights = _with_padding(len(hidden), ids, weights)
         if not self.buffer.is_clean:
             self.buffer.clean_low_latency_buffer(self.max_rows, self.hidden, self.experts)
-        slots, counts, handle, _, _ = self.buffer.low_latency_dispatch(
-            hidden, ids, self.max_rows, self.experts, use_fp8=False
+        slots, counts, handle, _, wait = self.buffer.low_latency_dispatch(
+            hidden, ids, self.max_rows, self.experts, use_fp8=False, return_recv_hook=True
         )
         assert isinstance(slots, Tensor)
-        # An expert's slots fill from the first.
-        filled = torch.arange(slots.shape[1], device=slots.device) < counts[:, None]
-        expert, slot = filled.nonzero(as_tuple=True)
-        journey = LowLatencyJourney(handle, slots, (expert, slot), ids, weights)
-        ones = torch.ones(len(expert), 1, device=slots.device)
-        return Arrived(slots[expert, slot], expert.int()[:, None], ones, journey)
+        assert wait is not None
 
-    def collect(self, outputs: Tensor, journey: Journey) -> Tensor:
-        """What the experts made of arrived rows [received, hidden] -> [rows, hidden], added up."""
+        def arrive() -> Arrived:
+            wait()
+            # An expert's slots fill from the first.
+            filled = torch.arange(slots.shape[1], device=slots.device) < counts[:, None]
+            expert, slot = filled.nonzero(as_tuple=True)
+            journey = LowLatencyJourney(handle, slots, (expert, slot), ids, weights)
+            ones = torch.ones(len(expert), 1, device=slots.device)
+            return Arrived(slots[expert, slot], expert.int()[:, None], ones, journey)
+
+        return arrive
+
+    def begin_collect(self, outputs: Tensor, journey: Journey) -> Callable[[], Tensor]:
+        """Outputs [received, hidden] start to travel; the call returned gives [rows, hidden]."""
         if isinstance(journey, NormalJourney):
-            return self.buffer.combine(outputs, journey.handle)[0]
+            return self.buffer.begin_combine(outputs, journey.handle)
         # What was received is read: its slots take the outputs.
         journey.slots[journey.used] = outputs
-        return self.buffer.low_latency_combine(
-            journey.slots, journey.ids, journey.weights, journey.handle
-        )[0]
+        total, _, finish = self.buffer.low_latency_combine(
+            journey.slots, journey.ids, journey.weights, journey.handle, return_recv_hook=True
+        )
+        assert finish is not None
+
+        def collect() -> Tensor:
+            finish()
+            return total
+
+        return collect
 
 
 def _with_padding(rows: int, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,14 @@ _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
         lambda c: c.enable_two_batch_overlap and c.enable_mixed_chunk,
         lambda c: "--enable-mixed-chunk",
     ),
-    "single-batch": (lambda c: c.enable_single_batch_overlap, lambda c: "it set"),
+    "single-batch without exchange": (
+        lambda c: c.enable_single_batch_overlap and c.moe_a2a_backend == "none",
+        lambda c: f"--moe-a2a-backend {c.moe_a2a_backend}",
+    ),
+    "single-batch with two-batch": (
+        lambda c: c.enable_single_batch_overlap and c.enable_two_batch_overlap,
+        lambda c: "both",
+    ),
     "eplb with low latency": (
         lambda c: c.enable_eplb and c.moe_a2a_backend == "deepep" and c.deepep_mode != "normal",
         lambda c: f"--deepep-mode {c.deepep_mode}",
@@ -71,6 +78,8 @@ def check_layout(server_args: Any) -> None:
             raise LayoutError(REFUSALS[name].message(found(cfg)))
     if cfg.enable_two_batch_overlap and cfg.speculative_algorithm is not None:
         _check_overlapped_speculation(server_args, str(cfg.speculative_algorithm))
+    if cfg.enable_single_batch_overlap:
+        _check_single_batch(server_args)
     if cfg.enable_prefill_cp:
         _check_context_parallel(server_args)
 
@@ -81,6 +90,13 @@ def _check_overlapped_speculation(server_args: Any, algorithm: str) -> None:
     cut = model == "Qwen3MoeForCausalLM" or claim_of(config) is not None
     if algorithm not in ALGORITHMS or not cut:
         raise LayoutError(REFUSALS["two-batch with speculation"].message(f"{algorithm} on {model}"))
+
+
+def _check_single_batch(server_args: Any) -> None:
+    config = model_config_of(server_args).hf_config
+    model = config.architectures[0]
+    if model != "Qwen3MoeForCausalLM" and claim_of(config) is None:
+        raise LayoutError(REFUSALS["single-batch of other models"].message(model))
 
 
 def _check_context_parallel(server_args: Any) -> None:

@@ -2,13 +2,16 @@
 
     SGLang     dispatch(hidden_states, topk_output) -> DispatchOutput; combine(input) -> rows,
                each in two halves (_a, _b) and two sub-batches under two-batch overlap
-    exchange   send(hidden, ids, weights) -> Arrived; collect(outputs, journey) -> rows
-The difference absorbed here: the halves (the exchange happens in the second), the sub-batch index,
-and rows that reach the experts as SGLang's standard dispatch output with local ids.
+    exchange   begin(hidden, ids, weights) and begin_collect(outputs, journey), each a call that
+               waits for what the other ranks sent
+The difference absorbed here: the halves (a transfer begins in the first, and is waited for in the
+second), the sub-batch index, and rows that reach the experts as SGLang's standard dispatch output
+with local ids.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +23,12 @@ from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.layers.moe.utils import get_deepep_mode
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_ext.srt.parallel.expert_exchange import ExpertExchange, Journey
+from sglang_ext.srt.parallel.expert_exchange import (
+    Arrived,
+    ExpertExchange,
+    Journey,
+    LowLatencyJourney,
+)
 from sglang_ext.srt.parallel.seen import note
 from sglang_ext.srt.parallel.traffic import meter
 
@@ -32,10 +40,9 @@ class _InFlight:
     """What one sub-batch has begun and not finished."""
 
     def __init__(self) -> None:
-        self.sent: tuple[torch.Tensor, Any] | None = None
+        self.arrive: Callable[[], Arrived] | None = None
         self.journey: Journey | None = None
-        self.low_latency = False
-        self.outputs: torch.Tensor | None = None
+        self.collect: Callable[[], torch.Tensor] | None = None
 
 
 class ExchangeDispatcher(BaseDispatcher):
@@ -74,17 +81,27 @@ class ExchangeDispatcher(BaseDispatcher):
         topk_output: Any,
         tbo_subbatch_index: int | None = None,
     ) -> None:
-        self._in_flight[tbo_subbatch_index or 0].sent = (hidden_states, topk_output)
+        self._in_flight[tbo_subbatch_index or 0].arrive = self.begin(hidden_states, topk_output)
+
+    def begin(self, hidden: torch.Tensor, topk: Any) -> Callable[[], Arrived]:
+        """Rows [rows, hidden] start to travel, in the mode of the batch at hand."""
+        low_latency = self.mode.resolve(get_is_extend_in_batch()).is_low_latency()
+        exchange = self.exchange
+        begin = exchange.begin_low_latency if low_latency else exchange.begin
+        wait = begin(hidden, topk.topk_ids, topk.topk_weights)
+
+        def arrive() -> Arrived:
+            arrived = wait()
+            _note_use(arrived.journey)
+            return arrived
+
+        return arrive
 
     def dispatch_b(self, tbo_subbatch_index: int | None = None) -> StandardDispatchOutput:
         state = self._in_flight[tbo_subbatch_index or 0]
-        assert state.sent is not None
-        (hidden, topk), state.sent = state.sent, None
-        state.low_latency = self.mode.resolve(get_is_extend_in_batch()).is_low_latency()
-        send = self.exchange.send_low_latency if state.low_latency else self.exchange.send
-        arrived = send(hidden, topk.topk_ids, topk.topk_weights)
+        assert state.arrive is not None
+        arrived, state.arrive = state.arrive(), None
         state.journey = arrived.journey
-        _note_use(state, arrived.journey)
         choice = StandardTopKOutput(arrived.weights, arrived.ids, None)
         return StandardDispatchOutput(arrived.hidden, None, choice)
 
@@ -93,22 +110,27 @@ class ExchangeDispatcher(BaseDispatcher):
         return self.combine_b()
 
     def combine_a(self, combine_input: Any, tbo_subbatch_index: int | None = None) -> None:
-        self._in_flight[tbo_subbatch_index or 0].outputs = combine_input.hidden_states
+        state = self._in_flight[tbo_subbatch_index or 0]
+        assert state.journey is not None
+        state.collect = self.exchange.begin_collect(combine_input.hidden_states, state.journey)
+        state.journey = None
 
     def combine_b(self, tbo_subbatch_index: int | None = None) -> torch.Tensor:
         state = self._in_flight[tbo_subbatch_index or 0]
-        assert state.outputs is not None
-        assert state.journey is not None
-        outputs, journey = state.outputs, state.journey
-        state.outputs = state.journey = None
-        rows = self.exchange.collect(outputs, journey)
-        if self.meter is not None:
-            self.meter.read()
+        assert state.collect is not None
+        rows, state.collect = state.collect(), None
+        self.count()
         return rows
 
+    def count(self) -> None:
+        """Bring the metrics up to what has been sent."""
+        if self.meter is not None:
+            self.meter.read()
 
-def _note_use(state: _InFlight, journey: Journey) -> None:
-    note("low-latency expert exchange" if state.low_latency else "normal expert exchange")
+
+def _note_use(journey: Journey) -> None:
+    slots = isinstance(journey, LowLatencyJourney)
+    note("low-latency expert exchange" if slots else "normal expert exchange")
     if journey.sent == 0:
         note("empty send to the experts")
     if journey.received == 0:

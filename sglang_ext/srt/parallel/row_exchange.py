@@ -30,10 +30,14 @@ class Traffic:
 
 
 class RowExchange:
-    """Uneven all-to-all of rows over one process group, on any backend that has all_to_all."""
+    """Uneven all-to-all of rows over one process group, on any backend that has all_to_all.
+
+    watch: called when rows start to travel, for a call to be made when they are there
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.watch: Callable[[], Callable[[], None]] | None = None
         self.ranks = group.size()
         self.rank = group.rank()
 
@@ -70,9 +74,15 @@ class RowExchange:
         traffic.bytes_kept += sent[self.rank] * payload.shape[1]
         traffic.bytes_to_peers += (len(payload) - sent[self.rank]) * payload.shape[1]
 
+        seen = self.watch() if self.watch is not None else None
+        if seen is not None and work is not None:
+            work.get_future().add_done_callback(lambda _: seen())
+
         def finish() -> list[Tensor]:
             if work is not None:
                 work.wait()
+            if seen is not None:
+                seen()
             return _split(arrived, columns)
 
         return finish
