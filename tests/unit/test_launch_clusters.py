@@ -168,7 +168,7 @@ def test_slurm_runs_the_script(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ray_runs_the_script(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    ray = Path(sys.executable).with_name("ray")
+    ray = str(Path(sys.executable).with_name("ray"))
     stand_in = tmp_path / "sglang"
     stand_in.mkdir()
     (stand_in / "__init__.py").touch()
