@@ -26,6 +26,7 @@ PRESETS = {
     "demo-cpu-low-latency": "DSPARK",
     "demo-cpu-balanced": "DFLASH",
     "demo-cpu-max-throughput": "",
+    "demo-cpu-long-context": "DSPARK",
 }
 
 
