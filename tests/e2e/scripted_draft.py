@@ -27,7 +27,7 @@ def install() -> None:
     texts: list[list[int]] = json.loads(Path(os.environ[SCRIPT]).read_text())
 
     def propose(worker: Any, live: Any, laws: Any) -> Proposal:
-        worker.draft_hidden(live)  # the draft model runs as ever; only its word is not taken
+        worker.draft.hidden(live)  # the draft model runs as ever; only its word is not taken
         rows = [
             _row(texts, req, int(anchor), int(position), worker.gamma)
             for req, anchor, position in zip(live.reqs, live.anchors, live.prefix, strict=True)

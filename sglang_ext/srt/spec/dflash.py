@@ -21,9 +21,9 @@ class DFlashWorker(BlockSpecWorker):
     algorithm = "DFLASH"
 
     def propose(self, live: LiveBatch, laws: SamplingLaws) -> Proposal:
-        hidden = self.draft_hidden(live)
-        logits = self.draft_model.base_logits(hidden.reshape(-1, hidden.shape[-1]))
-        selector = self.draft_model.candidate_selector
+        hidden = self.draft.hidden(live)
+        logits = self.draft.model.base_logits(hidden.reshape(-1, hidden.shape[-1]))
+        selector = self.draft.model.candidate_selector
         if selector is None:
             return Proposal(self._best(logits).view(len(live), self.gamma))
         values, ids = selector.candidates(logits.view(len(live), self.gamma, -1))
@@ -33,5 +33,5 @@ class DFlashWorker(BlockSpecWorker):
     def _best(self, logits: Tensor) -> Tensor:
         """[rows, draft_vocab] -> [rows] target ids."""
         tokens = logits.max(dim=-1).indices
-        ids = self.draft_model.target_columns
+        ids = self.draft.model.target_columns
         return tokens if ids is None else ids[tokens]

@@ -35,14 +35,14 @@ class DSparkWorker(BlockSpecWorker):
         sts = load_sts(spec.speculative_dspark_confidence_sts_path, folder, self.gamma)
         self.log = confidence_log(
             self.gamma,
-            has_head=self.draft_model.confidence_head is not None,
+            has_head=self.draft.model.confidence_head is not None,
             writes=self.tp_group.rank_in_group == 0,
         )
         return Pacer(self.gamma, grid_for(self), None if table is None else load_table(table), sts)
 
     def propose(self, live: LiveBatch, laws: SamplingLaws) -> Proposal:
-        model = self.draft_model
-        hidden = self.draft_hidden(live)
+        model = self.draft.model
+        hidden = self.draft.hidden(live)
         logits = model.base_logits(hidden.reshape(-1, hidden.shape[-1]))
         wanted = self.pacer.uses_confidence or self.log is not None
         proposal = propose(

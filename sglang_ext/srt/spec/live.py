@@ -37,8 +37,26 @@ class LiveBatch:
         ]
         return cls(batch.reqs, anchors, prefix, batch.req_pool_indices, caps)
 
+    @classmethod
+    def pretended(cls, pool_rows: Tensor, prefix: Tensor) -> LiveBatch:
+        """Requests that nobody sent, for what is measured before the first one comes."""
+        return cls([None] * len(prefix), torch.zeros_like(prefix), prefix, pool_rows, [])
+
     def __len__(self) -> int:
         return len(self.reqs)
+
+    @cached_property
+    def prefix_cpu(self) -> Tensor:
+        """`prefix`, fetched from the device once a round."""
+        return self.prefix.cpu()
+
+    def slots(self, table: Tensor, rows: int) -> Tensor:
+        """[R, rows] int64: the pool slots of the anchor and the positions after it.
+
+        table: [requests, context], slot of every position.
+        """
+        steps = torch.arange(rows, device=self.prefix.device)
+        return table[self.pool_rows[:, None], self.prefix[:, None] + steps].to(torch.int64)
 
     @cached_property
     def drafting(self) -> list[int]:

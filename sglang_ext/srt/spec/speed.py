@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_exec, get_parallel
-from torch import Tensor
 
 from sglang_ext import __version__, env
 from sglang_ext.core.spec.errors import TableError
 from sglang_ext.core.spec.speed_grid import SpeedGrid
+from sglang_ext.srt.spec.live import LiveBatch
 from sglang_ext.srt.spec.ranks import dp_slots, set_rows
 
 logger = logging.getLogger(__name__)
@@ -109,27 +109,27 @@ class _Scratch:
     def __exit__(self, *_: object) -> None:
         self.table[self.rows, : self.tokens] = 0
 
-    def live(self, requests: int, length: int) -> tuple[Tensor, Tensor]:
-        """(pool rows, prefix lengths) of `requests` pretended requests."""
+    def live(self, requests: int, length: int) -> LiveBatch:
+        """`requests` pretended requests of `length` tokens each."""
         rows = self.rows[:requests]
-        return rows, torch.full_like(rows, length)
+        return LiveBatch.pretended(rows, torch.full_like(rows, length))
 
     def verify(self, requests: int, rows: int, length: int) -> None:
         """One target pass over `rows` rows of each request."""
         from sglang_ext.srt.spec.verify_input import make_verify_input
 
-        pool_rows, prefix = self.live(requests, length)
-        steps = torch.arange(rows, device=prefix.device)
-        positions = (prefix[:, None] + steps).flatten()
-        slots = self.table[pool_rows[:, None], prefix[:, None] + steps].flatten().long()
+        live = self.live(requests, length)
+        steps = torch.arange(rows, device=live.prefix.device)
+        positions = (live.prefix[:, None] + steps).flatten()
+        slots = live.slots(self.table, rows).flatten()
         info = make_verify_input(torch.zeros_like(positions), positions, [rows] * requests)
-        ends = prefix.cpu() + rows
+        ends = live.prefix_cpu + rows
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=requests,
             input_ids=torch.zeros_like(positions),
-            req_pool_indices=pool_rows,
-            seq_lens=prefix,
+            req_pool_indices=live.pool_rows,
+            seq_lens=live.prefix,
             out_cache_loc=slots,
             seq_lens_sum=int(ends.sum()),
             seq_lens_cpu=ends,
@@ -139,9 +139,9 @@ class _Scratch:
             global_num_token_non_padded_cpu=positions.numel(),
         )
         plan = self.runner.kv_index_translator.plan(
-            req_pool_indices=pool_rows,
-            seq_lens=prefix,
-            seq_lens_cpu=prefix.cpu(),
+            req_pool_indices=live.pool_rows,
+            seq_lens=live.prefix,
+            seq_lens_cpu=live.prefix_cpu,
             write_virtual=slots,
             read_extent=rows,
         )
@@ -179,9 +179,9 @@ def _cache_path(worker: Any) -> Path:
         "device": str(runner.device),
         "dtype": str(runner.dtype),
         "target": runner.model_config.hf_text_config.to_json_string(),
-        "draft": repr(worker.draft_config),
+        "draft": repr(worker.draft.config),
         "gamma": worker.gamma,
-        "draft_dtype": str(worker.draft_runner.dtype),
+        "draft_dtype": str(worker.draft.runner.dtype),
         "kv": [str(runner.kv_cache_dtype), runner.page_size],
         "backend": type(runner.attn_backend).__name__,
         "fast": env.FAST_FORWARD.get(),

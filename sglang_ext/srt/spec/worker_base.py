@@ -3,11 +3,8 @@
 SGLang's contract (speculative/base_spec_worker.py): a worker is built with `server_args, gpu_id,
 nccl_port, target_worker`, answers `forward_batch_generation(batch, on_publish, grammar_barrier,
 pp_proxy_tensors)` for prefill and decode alike, and returns rows of `stride` tokens of which the
-first `accept_lens[r]` count. A subclass supplies `propose`, and may supply `schedule`.
-
-Draft K/V live in a pool of their own at the slots of the target's K/V. Each committed token's
-draft K/V are written from the target's features in the pass that computed them, so prefix
-sharing, retraction and rejection need nothing further: what was not committed is written over.
+first `accept_lens[r]` count. A subclass supplies `propose`, and may supply `build_pacer`; the
+draft's model and cache are in `draft_side`.
 """
 
 from __future__ import annotations
@@ -15,47 +12,34 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.environ import envs
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_observability, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
-from sglang.srt.speculative.draft_parallel import (
-    model_draft_parallel_spec,
-    resolve_draft_parallel_layout,
-)
-from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker, make_draft_input_v2
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
-from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
-from sglang_ext.core.spec.block import BlockLayout, verify_ids, verify_positions
+from sglang_ext.core.spec.block import verify_ids, verify_positions
 from sglang_ext.core.spec.types import Proposal, VerifyPlan, VerifyResult
 from sglang_ext.patches import Stage, apply_all
-from sglang_ext.srt.args import read_draft, target_facts
 from sglang_ext.srt.spec.acceptance import SamplingLaws, accept
-from sglang_ext.srt.spec.checkpoint import local_folder
+from sglang_ext.srt.spec.draft_side import DraftSide
 from sglang_ext.srt.spec.live import LiveBatch
 from sglang_ext.srt.spec.logits import adjust, needs_adjustment
 from sglang_ext.srt.spec.logprobs import attach_logprobs
 from sglang_ext.srt.spec.metrics import RoundMetrics
 from sglang_ext.srt.spec.pacing import Pacer, same_on_all_ranks
 from sglang_ext.srt.spec.penalties import PenaltyBook, restore_at_prefill
-from sglang_ext.srt.spec.ranks import dp_slots, peers_of_request, set_rows, without_exchange
+from sglang_ext.srt.spec.ranks import dp_slots, peers_of_request, set_rows
 from sglang_ext.srt.spec.seeds import seed_prefill
 from sglang_ext.srt.spec.speed import grid_for
-from sglang_ext.srt.spec.verify_input import make_block_input, make_verify_input
+from sglang_ext.srt.spec.verify_input import make_verify_input
 
 logger = logging.getLogger(__name__)
 _SEED_STRIDE = 1_000_003
@@ -73,9 +57,17 @@ class BlockSpecWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         apply_all(portable_cpu=str(self.device).startswith("cpu"), stage=Stage.WORKER)
-        self._build_draft(gpu_id, nccl_port)
+        # The draft's scope narrows what the context says of the target, so that is read first.
+        self.tp_group = get_parallel().tp_group
+        self.peers = peers_of_request()
+        self.dp_slots = dp_slots()
+        self._tp_sync = SpecTpSync(self.peers)
         self.gamma = int(get_spec().speculative_num_draft_tokens) - 1
-        self.layout = BlockLayout(self.gamma, self.draft_config.anchor_predicts)
+        self.draft = DraftSide(
+            server_args, gpu_id, nccl_port, target_worker, self.algorithm, self.gamma
+        )
+        self._draft_worker = self.draft.worker
+        self.draft_parallel_layout = self.draft.parallel_layout
         self.speculative_num_draft_tokens = self.gamma + 1
         self.speculative_num_steps = 1
         self.penalties = PenaltyBook()
@@ -83,7 +75,6 @@ class BlockSpecWorker(BaseSpecWorker):
         # DP ranks serve other requests: their coins must not be the same ones.
         seed = int(target_worker.random_seed) + get_parallel().attn_dp_rank * _SEED_STRIDE
         self.generator.manual_seed(seed)
-        self._block_info = make_block_input(self.layout.query_rows, self.device)
         self.metrics = RoundMetrics(
             self.gamma,
             self.algorithm,
@@ -91,53 +82,6 @@ class BlockSpecWorker(BaseSpecWorker):
             bool(get_observability().enable_metrics) and self.peers.rank_in_group == 0,
         )
         self.pacer = Pacer(self.gamma, None, None, None)
-
-    def _build_draft(self, gpu_id: int, nccl_port: int) -> None:
-        target = self._target_worker.model_runner
-        folder = local_folder(get_spec().speculative_draft_model_path)
-        self.draft_config = read_draft(folder, self.algorithm, target_facts(target.model_config))
-        # The draft's scope narrows what the context says of the target, so that is read here.
-        self.tp_group = get_parallel().tp_group
-        self.peers = peers_of_request()
-        self.slots = dp_slots()
-        self._tp_sync = SpecTpSync(self.peers)
-        self.draft_parallel_layout = resolve_draft_parallel_layout(
-            model_draft_parallel_spec(
-                target.spec_aux_config.draft_model_config, spec_algorithm=target.spec_algorithm
-            ),
-            collapse_cp=True,
-        )
-        # The draft's rope table is sized for the target's context (`attach_target`), so a draft
-        # whose own config ends sooner is no error.
-        longer_context = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True)
-        with self._draft_ranks(), longer_context:
-            bundle = build_draft_tp_worker(
-                server_args=self.server_args,
-                gpu_id=gpu_id,
-                nccl_port=nccl_port,
-                target_model_config=target.model_config,
-                algo_label=self.algorithm,
-                random_seed=self._target_worker.random_seed,
-            )
-        self._draft_worker = bundle.draft_worker
-        self.draft_runner = bundle.draft_model_runner
-        self.draft_model: Any = bundle.draft_model
-        with self._draft_ranks():
-            self.draft_model.attach_target(
-                target.model.get_input_embeddings(),
-                target.model.lm_head,
-                target.model_config.context_len + self.draft_config.block_size + 1,
-            )
-
-    @contextmanager
-    def _draft_ranks(self) -> Iterator[None]:
-        """The draft's own placement: attention TP under DP attention, all of TP under CP alone.
-
-        Only ranks with the same requests draft together, so experts of a draft that has some are
-        split over those ranks, without the target's exchange.
-        """
-        with draft_tp_context(self.draft_parallel_layout), without_exchange():
-            yield
 
     def __getattr__(self, name: str) -> Any:
         # SGLang asks a speculative worker for whatever it would ask a plain one.
@@ -175,16 +119,16 @@ class BlockSpecWorker(BaseSpecWorker):
         self.pacer.forget(rid)
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
-        with self._draft_ranks():
+        with self.draft.ranks():
             super().alloc_memory_pool(*args, **kwargs)
 
     def init_attention_backends(self) -> None:
-        with self._draft_ranks():
+        with self.draft.ranks():
             super().init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         # The last step of SGLang's start-up: models, pools and backends are in place.
-        with self._draft_ranks():
+        with self.draft.ranks():
             super().init_cuda_graphs()
         self.pacer = self.build_pacer()
 
@@ -210,7 +154,7 @@ class BlockSpecWorker(BaseSpecWorker):
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        return (self.model_runner.attn_backend, self.draft_runner.attn_backend)
+        return (self.model_runner.attn_backend, self.draft.runner.attn_backend)
 
     # Prefill.
 
@@ -231,20 +175,13 @@ class BlockSpecWorker(BaseSpecWorker):
         features = result.logits_output.hidden_states
         result.logits_output.hidden_states = None
         positions = _extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
-        self._write_context(features[: len(positions)], positions, plan)
+        self.draft.write_context(features, positions, plan)
         for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
             self.penalties.begin(req, token)
         result.next_draft_input = make_draft_input_v2(
             bonus_tokens=result.next_token_ids, new_seq_lens=result.new_seq_lens
         )
         return result
-
-    def _write_context(self, features: Tensor, positions: Tensor, plan: Any) -> None:
-        slots = plan.write_ids(self.draft_runner.kv_index_translator)[: len(positions)]
-        with self._draft_ranks():
-            self.draft_model.write_context(
-                features, positions, slots, self.draft_runner.token_to_kv_pool
-            )
 
     def _idle(
         self, batch: Any, on_publish: Callable[[Tensor], None] | None
@@ -254,7 +191,7 @@ class BlockSpecWorker(BaseSpecWorker):
             self._target_worker.forward_batch_generation(
                 batch, capture_hidden_mode=CaptureHiddenMode.FULL
             )
-        elif self.slots:
+        elif self.dp_slots:
             empty = torch.empty(0, dtype=torch.int64, device=self.device)
             batch.out_cache_loc = empty
             self._forward_verify(batch, make_verify_input(empty, empty, []), 0)
@@ -284,14 +221,13 @@ class BlockSpecWorker(BaseSpecWorker):
         context = self.model_runner.model_config.context_len
         live = LiveBatch.of(batch, batch.spec_info.bonus_tokens, self.gamma, context)
         laws = SamplingLaws.of(live.reqs, batch.sampling_info)
-        slots = self._slots(live)
         keys = [req.rid for req in live.reqs]
         drafts = same_on_all_ranks([int(self.pacer.drafts(keys))], self.peers)[0]
         drafting = live.drafting if drafts else []
-        proposal = self._propose(live, laws, slots, drafting)
+        proposal = self._propose(live, laws, drafting)
         plan = self._plan(live, proposal, keys, drafting)
         positions = verify_positions(plan, live.prefix)
-        output, kv_plan = self._verify(batch, live, proposal, plan, positions, slots)
+        output, kv_plan = self._verify(batch, live, proposal, plan, positions)
         logits = output.next_token_logits
         window = torch.cat((live.anchors[:, None], proposal.tokens), dim=1)
         if needs_adjustment(batch, self.penalties):
@@ -302,12 +238,6 @@ class BlockSpecWorker(BaseSpecWorker):
             len(live), plan.total, drafted=bool(drafting), seconds=time.perf_counter() - started
         )
         return self._commit(batch, live, plan, result, output, kv_plan, positions, on_publish)
-
-    def _slots(self, live: LiveBatch) -> Tensor:
-        """[R, gamma + 1] int64: the pool slots of the anchor and the drafts after it."""
-        steps = torch.arange(self.gamma + 1, device=self.device)
-        table = self.model_runner.req_to_token_pool.req_to_token
-        return table[live.pool_rows[:, None], live.prefix[:, None] + steps].to(torch.int64)
 
     def _plan(
         self, live: LiveBatch, proposal: Proposal, keys: list[str], drafting: list[int]
@@ -330,14 +260,11 @@ class BlockSpecWorker(BaseSpecWorker):
         chosen = set(drafting)
         self.metrics.drafted(plan, [r in chosen for r in range(len(keys))], accepted)
 
-    def _propose(
-        self, live: LiveBatch, laws: SamplingLaws, slots: Tensor, rows: list[int]
-    ) -> Proposal:
+    def _propose(self, live: LiveBatch, laws: SamplingLaws, rows: list[int]) -> Proposal:
         """Draft for the requests in `rows`; the rest keep a placeholder that is never verified."""
         if not rows:
             return Proposal(live.anchors[:, None].expand(-1, self.gamma))
-        self._draft_slots = slots if len(rows) == len(live) else slots[rows]
-        with self._draft_ranks():
+        with self.draft.ranks():
             proposal = self.propose(live.take(rows), laws.take(rows))
         proposal = self._agree(proposal)
         return proposal if len(rows) == len(live) else _spread(proposal, rows, live, self.gamma)
@@ -347,49 +274,10 @@ class BlockSpecWorker(BaseSpecWorker):
         self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, proposal.tokens)
         return proposal
 
-    def time_draft(self, scratch: tuple[Tensor, Tensor]) -> None:
-        """Draft for pretended requests (pool rows, prefix lengths), to be timed."""
-        pool_rows, prefix = scratch
-        live = LiveBatch([None] * len(prefix), torch.zeros_like(prefix), prefix, pool_rows, [])
-        self._draft_slots = self._slots(live)
-        with self._draft_ranks():
-            self.propose(live, SamplingLaws.greedy(len(prefix)))
-
-    def draft_hidden(self, live: LiveBatch) -> Tensor:
-        """Run the draft over a block for each request: [R, gamma, hidden], predicting rows only.
-
-        Called by `propose`, on the draft's own ranks.
-        """
-        layout = self.layout
-        ids = layout.block_ids(live.anchors, self.draft_config.mask_token_id).flatten()
-        slots = self._draft_slots[:, : layout.query_rows].reshape(-1)
-        ends = live.prefix.cpu() + layout.query_rows
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=len(live),
-            input_ids=ids,
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            out_cache_loc=slots,
-            seq_lens_sum=int(ends.sum()),
-            seq_lens_cpu=ends,
-            positions=layout.block_positions(live.prefix).flatten(),
-            spec_algorithm=SpeculativeAlgorithm.from_string(self.algorithm),
-            spec_info=self._block_info,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            global_num_token_non_padded_cpu=ids.numel(),
-        )
-        plan = self.draft_runner.kv_index_translator.plan(
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            seq_lens_cpu=live.prefix.cpu(),
-            write_virtual=slots,
-            read_extent=layout.query_rows,
-        )
-        plan.bind(batch, self.draft_runner.kv_index_translator)
-        with torch.inference_mode():
-            hidden = self.draft_runner.forward(batch).logits_output.hidden_states
-        return layout.predictions(hidden.view(len(live), layout.query_rows, -1))
+    def time_draft(self, live: LiveBatch) -> None:
+        """Draft for pretended requests, to be timed."""
+        with self.draft.ranks():
+            self.propose(live, SamplingLaws.greedy(len(live)))
 
     def _verify(
         self,
@@ -398,16 +286,17 @@ class BlockSpecWorker(BaseSpecWorker):
         proposal: Proposal,
         plan: VerifyPlan,
         positions: Tensor,
-        slots: Tensor,
     ) -> tuple[Any, Any]:
         """One target pass over the admitted rows: (its output, the plan of what it wrote)."""
         ids = verify_ids(plan, live.anchors, proposal.tokens)
+        table = self.model_runner.req_to_token_pool.req_to_token
+        slots = live.slots(table, plan.max_length + 1)
         batch.out_cache_loc = slots[plan.row_request, plan.row_offset]
-        lengths = torch.tensor(plan.row_counts) + live.prefix.cpu()
+        lengths = torch.tensor(plan.row_counts) + live.prefix_cpu
         kv_plan = self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=live.prefix,
-            seq_lens_cpu=live.prefix.cpu(),
+            seq_lens_cpu=live.prefix_cpu,
             write_virtual=batch.out_cache_loc,
             read_extent=plan.max_length + 1,
         )
@@ -423,7 +312,7 @@ class BlockSpecWorker(BaseSpecWorker):
         forward_batch, _ = verify.prepare_for_verify(
             batch, self._target_worker, defer_metadata_init=in_halves
         )
-        set_rows(forward_batch, rows, self.slots)
+        set_rows(forward_batch, rows, self.dp_slots)
         if rows and not in_halves:
             forward_batch.mark_forward_metadata_ready()
         out = self._target_worker.forward_batch_generation(
@@ -452,7 +341,7 @@ class BlockSpecWorker(BaseSpecWorker):
             on_publish(new_seq_lens)
         if batch.return_logprob:
             attach_logprobs(batch, output, plan, tokens)
-        self._write_context(output.hidden_states, positions, kv_plan)
+        self.draft.write_context(output.hidden_states, positions, kv_plan)
         output.hidden_states = None
         output.next_token_logits = None
         committed = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
