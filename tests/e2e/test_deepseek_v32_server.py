@@ -58,9 +58,11 @@ def test_answers_are_varied(stand: Stand) -> None:
     assert sum(len(set(ids)) for ids in answers) / len(answers) > 8
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 64])
+@pytest.mark.parametrize("chunk", [1, 3, 5, 7, 127, 129])
 def test_chunked_prefill(stand: Stand, chunk: int) -> None:
-    client = _server(stand, "--chunked-prefill-size", chunk)
+    """Every other size with decoding requests in the same forwards."""
+    mixed = ("--enable-mixed-chunk",) if chunk in (3, 7, 129) else ()
+    client = _server(stand, "--chunked-prefill-size", chunk, *mixed)
     assert ids_of(run_batches(client)) == stand.plain_answers(KIND)
 
 
