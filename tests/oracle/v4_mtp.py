@@ -14,14 +14,16 @@ from torch.nn.functional import softplus
 
 
 class NaiveModule:
-    """mtp.0 of a checkpoint.
+    """mtp.0 of a checkpoint, or another stage of its draft.
 
     tensors: the whole checkpoint in float32, by published name. raw: its config.json.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], raw: Mapping[str, Any]) -> None:
-        own = (name for name in tensors if name.startswith("mtp.0."))
-        self.w = {name.removeprefix("mtp.0."): tensors[name] for name in own}
+    def __init__(
+        self, tensors: Mapping[str, Tensor], raw: Mapping[str, Any], stage: int = 0
+    ) -> None:
+        own = f"mtp.{stage}."
+        self.w = {n.removeprefix(own): tensors[n] for n in tensors if n.startswith(own)}
         self.embed, self.head, self.raw = tensors["embed.weight"], tensors["head.weight"], raw
 
     def __call__(self, following: Sequence[int], streams: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,11 +35,16 @@ class NaiveModule:
             x[:, i] = told + self.norm(streams[:, i], "hnorm") @ w["h_proj.weight"].T
         x = self.around(x, "hc_attn", lambda y: self.attention(self.norm(y, "attn_norm")))
         x = self.around(x, "hc_ffn", lambda y: self.experts(self.norm(y, "ffn_norm")))
+        return self.logits(x), x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[T, n, D] -> [T, V]."""
+        w = self.w
         flat, r = self.flat(x)
         weights = torch.sigmoid(r * (flat @ w["hc_head_fn"].T) * w["hc_head_scale"]
                                 + w["hc_head_base"]) + self.raw["hc_eps"]  # fmt: skip
         hidden = sum(weights[:, i, None] * x[:, i] for i in range(self.raw["hc_mult"]))
-        return self.norm(hidden, "norm") @ self.head.T, x
+        return self.norm(hidden, "norm") @ self.head.T
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return _unit(x, self.raw["rms_norm_eps"]) * self.w[f"{name}.weight"]
@@ -77,19 +84,26 @@ class NaiveModule:
         out[..., start::2], out[..., start + 1 :: 2] = a * c - b * s, a * s + b * c
         return out
 
+    def keys(self, x: Tensor, first: int = 0) -> Tensor:
+        """Latents of x [T, D], whose rows stand at `first` and behind."""
+        kv = self.norm(x @ self.w["attn.wkv.weight"].T, "attn.kv_norm")
+        return torch.stack([self.turn(row, first + t) for t, row in enumerate(kv)])
+
     def attention(self, x: Tensor) -> Tensor:
+        keys, window = self.keys(x), self.raw["sliding_window"]
+        return self.read(x, 0, [keys[max(0, t - window + 1) : t + 1] for t in range(len(x))])
+
+    def read(self, x: Tensor, first: int, visible: Sequence[Tensor]) -> Tensor:
+        """x [T, D] from position `first` on; visible: the latents that each row reads."""
         raw, w = self.raw, {k.removeprefix("attn."): v for k, v in self.w.items()}
         heads, dim, groups = raw["num_attention_heads"], raw["head_dim"], raw["o_groups"]
         low = self.norm(x @ w["wq_a.weight"].T, "attn.q_norm")
         q = _unit((low @ w["wq_b.weight"].T).view(-1, heads, dim), raw["rms_norm_eps"])
-        kv = self.norm(x @ w["wkv.weight"].T, "attn.kv_norm")
-        keys = torch.stack([self.turn(row, t) for t, row in enumerate(kv)])
         outs = []
-        for t in range(len(x)):
-            seen = keys[max(0, t - raw["sliding_window"] + 1) : t + 1]
-            scores = self.turn(q[t], t) @ seen.T * dim**-0.5
+        for t, seen in enumerate(visible):
+            scores = self.turn(q[t], first + t) @ seen.T * dim**-0.5
             with_sink = torch.cat((scores, w["attn_sink"][:, None]), dim=1).softmax(-1)
-            outs.append(self.turn(with_sink[:, :-1] @ seen, t, -1))
+            outs.append(self.turn(with_sink[:, :-1] @ seen, first + t, -1))
         by_group = torch.stack(outs).reshape(len(x), groups, -1)
         blocks = w["wo_a.weight"].view(groups, -1, by_group.shape[-1])
         lowered = [by_group[:, g] @ blocks[g].T for g in range(groups)]
