@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_ext.srt.cache.dsa_pool import bytes_per_token
 from sglang_ext.tiny_model.deepseek_v32 import write
 from tests.adapters.model_world import ModelWorld, model_world
 from tests.oracle.v32 import Sequences, hf_logits, load_hf
@@ -128,6 +129,10 @@ def test_three_hundred_decode_steps_equal_one_prefill(tmp_path: Path) -> None:
     sequence = random.Random(5).choices(range(256), k=310)
     expected = hf_logits(load_hf(path), sequence)
     with model_world(path, "float32") as world:
+        pool, facts = world.runner.token_to_kv_pool, world.model.facts
+        held = sum(buffer.nbytes for buffer in (*pool.k_buffer, *pool.v_buffer))
+        per_token = bytes_per_token(facts, facts.num_hidden_layers, torch.float32)
+        assert held == (pool.size + pool.page_size) * per_token
         play = Sequences(world, [sequence])
         play.extend({0: 10})
         for position in range(10, 310):

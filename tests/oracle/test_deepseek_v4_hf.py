@@ -19,6 +19,7 @@ from sglang_ext.core import indexer_v4
 from sglang_ext.core.indexer_v32 import hadamard
 from sglang_ext.core.rope import rotate_half_split, rotate_trailing_pairs
 from sglang_ext.srt.attention import dsv4, row_map
+from sglang_ext.srt.cache.dsv4_pool import bytes_per_token
 from sglang_ext.srt.models import deepseek_v4, deepseek_v4_attention
 from sglang_ext.tiny_model.deepseek_v4 import write
 from tests.adapters.model_world import ModelWorld, model_world
@@ -153,6 +154,9 @@ def test_three_hundred_decode_steps_equal_one_prefill(tmp_path: Path) -> None:
     sequence = random.Random(5).choices(range(256), k=310)
     expected = hf_logits(load_hf(path), sequence)
     with model_world(path, "float32") as world:
+        pool = world.runner.token_to_kv_pool
+        held = sum(buffer.nbytes for rows in pool.rows for buffer in rows.values())
+        assert held == (pool.size + pool.page_size) * bytes_per_token(pool.facts, torch.float32, 1)
         play = Sequences(world, [sequence])
         play.extend({0: 10})
         for position in range(10, 310):
