@@ -1,4 +1,4 @@
-"""`--enable-two-batch-overlap` without CUDA, and with verifications of DSPARK and DFLASH."""
+"""`--enable-two-batch-overlap` without CUDA, and with verifications of DSPARK, DFLASH and NEXTN."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ VERIFY_PATCH = Patch(
     kind=Kind.AROUND,
     where=Where.CPU,
     stage=Stage.BACKEND,
-    why="it cuts a verification by requests of one width and splits the tree fields of EAGLE; ours "
-    "has rows of its own per request and no tree",
+    why="it cuts a verification between requests of one width and splits tree fields of EAGLE; "
+    "a chain has no tree, may have a width of its own, and may be cut inside",
     upstream=f"{_SOURCE}batch_overlap/two_batch_overlap.py",
     signature="(batch: 'ForwardBatch', is_draft_worker: 'bool' = False)",
     until="the split reads rows per request from the speculative input",

@@ -46,7 +46,6 @@ class Layout:
     shows: lines of the ranks' logs that prove the layout was in use ("layout: first ...")
     speculation: None where DSPARK and DFLASH run, else why they are refused
     refused: (model, why) for the models that do not start with these flags
-    nextn: None where NEXTN runs on DeepSeek-V4, else why it is refused
     """
 
     name: str
@@ -55,7 +54,6 @@ class Layout:
     shows: tuple[str, ...] = ()
     speculation: str | None = None
     refused: tuple[tuple[str, str], ...] = ()
-    nextn: str | None = None
 
     def size(self, flag: str) -> int:
         """The number behind a flag; 1 when it is not given."""
@@ -89,7 +87,6 @@ _STAGES = "the draft reads layers that other stages hold"
 
 # Models with experts; the dense one stands in where experts change nothing.
 _MIXTURES = (EXPERTS, V32, V4)
-NEXTN_HALVES = "a chain of NEXTN has not been held to one rank in halves"
 STREAMS_OF_STAGES = "the streams are not sent between stages"
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -147,7 +144,6 @@ LAYOUTS: tuple[Layout, ...] = (
         "two-batch overlap",
         _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
         _MIXTURES,
-        nextn=NEXTN_HALVES,
         shows=("two-batch split of a prefill", "two-batch split of a decode"),
     ),
     Layout(
@@ -237,8 +233,6 @@ def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict
             return Verdict(why)
     if model not in where.models:
         return Verdict(UNTRIED)
-    if algorithm == NEXTN and where.nextn is not None:
-        return Verdict(where.nextn)
     if algorithm != NONE:
         return Verdict(where.speculation or "")
     return Verdict()
@@ -286,7 +280,7 @@ REFUSALS: dict[str, Refusal] = {
     "two-batch with speculation": Refusal(
         "--enable-two-batch-overlap",
         "with --speculative-algorithm, but for DSPARK and DFLASH on Qwen3-MoE, DeepSeek-V3.2 and "
-        "DeepSeek-V4",
+        "DeepSeek-V4, and NEXTN on the last",
         "other verifications have not been held to one rank in halves, and other models keep no "
         "layer inputs of a half for a draft",
         "Leave one of them out.",

@@ -14,7 +14,7 @@ from sglang_ext.core.layout import LayoutError, ParallelLayout
 from sglang_ext.launcher.compose import Launch
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.rules_experts import EXPERT_RULES
-from sglang_ext.launcher.rules_speculation import OURS, SPECULATION_RULES
+from sglang_ext.launcher.rules_speculation import NEXTN, OURS, SPECULATION_RULES
 from sglang_ext.launcher.view import View
 
 Complaints = Iterator[tuple[str, str]]
@@ -170,7 +170,8 @@ def _two_batches(v: View) -> Complaints:
         yield "deepep_v2 has no hooks for overlap.", "Use --moe-a2a-backend deepep."
     if v.on_cpu:
         model = v.is_v4 or v.is_v32 or v.architecture == "Qwen3MoeForCausalLM"
-        if v.algorithm and not (model and v.algorithm in OURS):
+        cut = (model and v.algorithm in OURS) or (v.is_v4 and v.algorithm in NEXTN)
+        if v.algorithm and not cut:
             yield f"verifications of {v.algorithm} are not cut in halves for this model.", drop
     elif v.is_v4 and v.algorithm:
         yield "DeepSeek-V4 splits a verification batch into a half with no tokens.", drop

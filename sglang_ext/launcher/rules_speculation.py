@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from sglang_ext.launcher.view import View
 
 OURS = ("DSPARK", "DFLASH")
+# To SGLang the first is another name of the second.
+NEXTN = ("NEXTN", "EAGLE")
 # SGLang 0.5.23's, by the name that --speculative-algorithm takes.
 ALGORITHMS = (*OURS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "UNO")
 # All-to-all backends over which DeepSeek-V4's own draft runs under data-parallel attention on a

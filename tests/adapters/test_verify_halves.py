@@ -37,7 +37,8 @@ def test_halves_hold_every_row_once_with_its_keys(rows: list[int], threshold: fl
     )
     second = SimpleNamespace(seq_lens=torch.tensor(prefix[start:]))
     if shared:
-        _share_request(first, second, rows[start], halves.inside or 0)
+        inside = halves.inside or 0
+        _share_request(first, second, inside, rows[start] - inside)
         assert first.seq_lens_cpu.tolist() == [
             p + n for p, n in zip(prefix, first_rows, strict=False)
         ]

@@ -15,6 +15,7 @@ from sglang_ext.core.support import (
     ALGORITHMS_OF,
     COVERED,
     DENSE,
+    DFLASH,
     DSPARK,
     EXPERTS,
     LAYOUTS,
@@ -40,12 +41,10 @@ ALL = os.environ.get("SGLANG_EXT_TEST_MATRIX") == "1"
 # model -> what `tests.tiny` calls it
 KINDS = {DENSE: "qwen3", EXPERTS: "qwen3_moe", V32: "deepseek_v32", V4: "deepseek_v4"}
 DRAFTS = {"DSPARK": "vanilla", "DFLASH": "zlab"}
-# What a verification in two batches meets.
-HALVES = (
-    "two-batch split of a verification",
-    "two-batch split inside a verified request",
-    "two-batch split with an empty half",
-)
+# What a verification in two batches meets. A chain of NEXTN has several rows: no half is empty.
+SPLIT = ("two-batch split of a verification", "two-batch split inside a verified request")
+RAGGED = (*SPLIT, "two-batch split with an empty half")
+HALVES = {NONE: (), NEXTN: SPLIT, DSPARK: RAGGED, DFLASH: RAGGED}
 
 
 def _runs() -> list[tuple[str, str, str]]:
@@ -122,8 +121,8 @@ def test_same_tokens_as_one_rank(
 def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
     """The layout did what its name says at least once, and nothing is left behind."""
     log = server.log()
-    halves = "--enable-two-batch-overlap" in where.flags and algorithm != NONE
-    for event in (*where.shows, *(HALVES if halves else ())):
+    halves = HALVES[algorithm] if "--enable-two-batch-overlap" in where.flags else ()
+    for event in (*where.shows, *halves):
         assert f"layout: first {event}" in log, event
     if "--enable-eplb" in where.flags:
         assert log.count("[EPLBManager] rebalance end") >= where.ranks

@@ -14,7 +14,6 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
 from sglang_ext.core.spec.draft_fields import read_config
-from sglang_ext.core.support import NEXTN_HALVES
 from sglang_ext.srt.models.deepseek_v4_config import (
     OFFICIAL_MODULE,
     DeepseekV4Config,
@@ -177,11 +176,6 @@ REFUSED = tuple(
             "--enable-return-hidden-states",
             lambda c: bool(c.enable_return_hidden_states),
             "the target hands its streams to the module in their place",
-        ),
-        (
-            "--enable-two-batch-overlap",
-            lambda c: bool(c.enable_two_batch_overlap),
-            NEXTN_HALVES,
         ),
         (
             "--speculative-moe-a2a-backend",

@@ -21,6 +21,7 @@ from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.environ import envs
 
 from sglang_ext.core.support import ALGORITHMS, REFUSALS
+from sglang_ext.srt.models import deepseek_v4_nextn_args as nextn
 from sglang_ext.srt.models.claims import claim_of
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,9 @@ def check_layout(server_args: Any) -> None:
 def _check_overlapped_speculation(server_args: Any, algorithm: str) -> None:
     config = model_config_of(server_args).hf_config
     model = config.architectures[0]
-    cut = model == "Qwen3MoeForCausalLM" or claim_of(config) is not None
-    if algorithm not in ALGORITHMS or not cut:
+    ours = claim_of(config) is not None
+    cut = ours or (model == "Qwen3MoeForCausalLM" and algorithm not in nextn.ALGORITHMS)
+    if algorithm not in (*ALGORITHMS, *nextn.ALGORITHMS) or not cut:
         raise LayoutError(REFUSALS["two-batch with speculation"].message(f"{algorithm} on {model}"))
 
 

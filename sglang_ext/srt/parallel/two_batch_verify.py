@@ -1,4 +1,4 @@
-"""Two-batch overlap of a verification whose requests bring unequal numbers of rows.
+"""Two-batch overlap of a verification of chains: of our worker, or of NEXTN.
 
     SGLang   halves by requests of one width, and splits the tree fields of an EAGLE input
     here     a verification is cut like a prefill: between the requests that balance its rows best,
@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang.srt.batch_overlap.two_batch_overlap import TboForwardBatchPreparer
 from sglang.srt.layers.moe import get_tbo_token_distribution_threshold
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from sglang_ext.core.batch_split import Halves, split_by_tokens
 from sglang_ext.srt.parallel.seen import note
@@ -20,17 +21,29 @@ from sglang_ext.srt.spec.verify_input import RaggedVerifyInput, make_verify_inpu
 
 
 def is_ours(batch: Any) -> bool:
-    """Whether `batch` is to be split, and is a verification of our worker (idle ranks included)."""
-    return batch.tbo_split_seq_index is not None and isinstance(batch.spec_info, RaggedVerifyInput)
+    """Whether `batch` is to be split, and verifies chains (idle ranks included)."""
+    verify = batch.spec_info
+    chain = isinstance(verify, EagleVerifyInput) and verify.topk == 1
+    return batch.tbo_split_seq_index is not None and (
+        chain or isinstance(verify, RaggedVerifyInput)
+    )
+
+
+def _rows(verify: Any) -> list[int]:
+    """Rows of every request, padding left out."""
+    if isinstance(verify, RaggedVerifyInput):
+        return verify.verify_lens
+    width = verify.draft_token_num
+    return [width] * (len(verify.draft_token) // width)
 
 
 def split(batch: Any) -> None:
     """Give a verification its two halves, `batch.tbo_children`.
 
-    batch: padded as it will run; its requests are counted by rows (`spec.ranks.set_rows`).
+    batch: padded as it will run. Our worker counts its requests by rows (`spec.ranks.set_rows`).
     """
-    verify = batch.spec_info
-    halves = split_by_tokens(verify.verify_lens, get_tbo_token_distribution_threshold())
+    verify, lens = batch.spec_info, _rows(batch.spec_info)
+    halves = split_by_tokens(lens, get_tbo_token_distribution_threshold())
     note("two-batch split of a verification")
     if halves.inside is not None:
         note("two-batch split inside a verified request")
@@ -62,17 +75,16 @@ def split(batch: Any) -> None:
         ]
     finally:
         batch.spec_info = verify
-    for child, lengths in zip(
-        batch.tbo_children, _lengths(verify.verify_lens, halves), strict=True
-    ):
+    for child, lengths in zip(batch.tbo_children, _lengths(lens, halves), strict=True):
         first, last = child.tbo_parent_token_range
         child.spec_info = make_verify_input(
             batch.input_ids[first:last], batch.positions[first:last], lengths
         )
     if halves.inside is not None:
         first_half, second_half = batch.tbo_children
-        cut = verify.verify_lens[halves.requests - 1]
-        _share_request(first_half, second_half, cut, halves.inside)
+        rows_there = lens[halves.requests - 1] - halves.inside
+        counted = rows_there if isinstance(verify, RaggedVerifyInput) else 0
+        _share_request(first_half, second_half, halves.inside, counted)
 
 
 def _lengths(rows: list[int], halves: Halves) -> tuple[list[int], list[int]]:
@@ -87,14 +99,15 @@ def _lengths(rows: list[int], halves: Halves) -> tuple[list[int], list[int]]:
     return [*before, halves.inside], [cut - halves.inside, *after]
 
 
-def _share_request(first: Any, second: Any, rows: int, inside: int) -> None:
-    """The request at the cut: its first `inside` of `rows` rows are prefix to the second half.
+def _share_request(first: Any, second: Any, inside: int, counted: int) -> None:
+    """The request at the cut: its first `inside` rows are prefix to the second half.
 
-    A verification's seq_lens leave its rows out, seq_lens_cpu count them.
+    A verification's seq_lens leave its rows out.
+    counted: rows of the second half that seq_lens_cpu count; our worker's do, NEXTN's do not.
     """
     second.seq_lens = second.seq_lens.clone()
     second.seq_lens[0] += inside
     if first.seq_lens_cpu is not None:
         first.seq_lens_cpu = first.seq_lens_cpu.clone()
-        first.seq_lens_cpu[-1] -= rows - inside
+        first.seq_lens_cpu[-1] -= counted
         first.seq_lens_sum = int(first.seq_lens_cpu.sum())
