@@ -26,7 +26,7 @@ pytestmark = pytest.mark.oracle
 TOLERANCE = 1e-4
 GAMMAS = range(1, 9)
 # Walks that run side by side.
-TOGETHER = 16
+TOGETHER = 48
 START = 2
 # Every position modulo 128, the length of the longest block, and what is behind its end.
 PERIOD = 140
