@@ -60,7 +60,9 @@ class Gate(nn.Module):
         ids = topk_ids_logical_to_physical(chosen.ids.int(), locations)
         if real is not None:
             ids[real:] = -1
-        get_global_expert_distribution_recorder().on_select_experts(topk_ids=ids)
+        # A draft's experts are not balanced, and its layers are not those that are counted.
+        if not self.is_draft:
+            get_global_expert_distribution_recorder().on_select_experts(topk_ids=ids)
         return StandardTopKOutput(chosen.weights, ids, logits)
 
 
