@@ -7,6 +7,7 @@ SGLANG_EXT_TEST_MATRIX=1 (`make test-matrix`) runs every cell that says yes.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,9 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
         assert f"layout: first {event}" in log, event
     if "--enable-eplb" in where.flags:
         assert log.count("[EPLBManager] rebalance end") >= where.ranks
+        loads = re.findall(r"max / mean over ranks: (\S+) before, (\S+) after", log)
+        assert loads, "the balance of a rebalance is not reported"
+        assert all(float(after) <= float(before) for before, after in loads), loads
     if algorithm != NONE:
         replies = server.client.batch(ragged(4, 300), greedy(16))
         assert max(reply.acceptance_length for reply in replies) > 1, "no draft was accepted"
