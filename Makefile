@@ -17,7 +17,7 @@ help:
 	@echo "make test [TIERS=tests/unit] [JOBS=2]  lint, types and tests, in JOBS processes"
 	@echo "make test-matrix          every parallel layout with every algorithm (hours on two cores)"
 	@echo "make lint                 ruff and mypy"
-	@echo "make bench [ARGS=...]     the speed table of the README, to bench.md"
+	@echo "make bench [ARGS=...]     speed of the built-in model with both drafts, to bench.md"
 	@echo "VENV=/path/to/venv keeps the environment elsewhere."
 
 $(STAMP): pyproject.toml

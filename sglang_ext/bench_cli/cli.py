@@ -56,7 +56,7 @@ def bench(
 
     LAUNCH ARGUMENTS are those of the server without speculation; the speculative flags come from
     --with and --gamma. Without them the built-in model is measured with both of its drafts on code,
-    math and chat: `sglang-ext bench --markdown table.md` makes the README's table.
+    math and chat; --markdown writes speed, ratio and acceptance length as a table.
 
     Before a speculative setting is timed, a short `sglang-ext lossless` run must find nothing.
 
