@@ -81,10 +81,13 @@ def _weights(shape: Shape, draft: DraftShape | None, layout: Layout) -> dict[str
     whole_dense = layout.a2a == "deepep" and layout.dp > 1
     # DeepEP leaves the shared expert whole on every rank.
     shared_split = 1 if layout.a2a == "deepep" else layout.tp
+    indexer = shape.indexer_params
     terms = {
-        "attention weights": shape.attention_params * shape.linear / attn_tp,
+        "attention weights": (shape.attention_params - indexer) * shape.linear / attn_tp,
         "embedding and head": shape.head_params * BF16 / attn_tp,
     }
+    if indexer:
+        terms["indexer weights"] = indexer * shape.linear / attn_tp
     if shape.dense_layers:
         split = 1 if whole_dense else attn_tp
         terms["dense MLP weights"] = shape.dense_layers * shape.dense * shape.linear / split
@@ -109,6 +112,10 @@ def _kv(
     for kind in shape.kinds:
         shards = min(layout.attn_tp, kind.kv_shards)
         size = kind.count * (kind.kv_token * tokens + kind.kv_request * requests) / shards
+        if own := kind.indexer:
+            keys = kind.count * (own.kv_token * tokens + own.kv_request * requests) / shards
+            terms["indexer keys"] = terms.get("indexer keys", 0.0) + keys
+            size -= keys
         terms[f"KV of {kind.name} layers"] = size
     if draft is not None and layout.algorithm:
         shards = min(layout.attn_tp, draft.kv_shards)

@@ -18,12 +18,25 @@ V4_WINDOW_SHARE = 0.1  # SGLang keeps window rows for a tenth of the tokens (swa
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """What chooses a layer's keys, itself counted in the sizes of its LayerKind.
+
+    params: parameters; kv_token, kv_request: bytes kept per token, and per request
+    """
+
+    params: float
+    kv_token: float
+    kv_request: float = 0.0
+
+
+@dataclass(frozen=True)
 class LayerKind:
     """Layers that attend alike.
 
     count: how many; params: attention's parameters per layer
     kv_token: bytes kept per token and layer; kv_shards: ranks that can share them out
     kv_request: bytes kept per request and layer whatever its length
+    indexer: its part of params, kv_token and kv_request, None without
     flops: context -> FLOP per query token and layer; reads: context -> bytes per sequence and layer
     """
 
@@ -35,6 +48,7 @@ class LayerKind:
     flops: Callable[[float], float]
     reads: Callable[[float], float]
     kv_request: float = 0.0
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,11 @@ class Shape:
     @property
     def attention_params(self) -> float:
         return sum(kind.count * kind.params for kind in self.kinds)
+
+    @property
+    def indexer_params(self) -> float:
+        """Of attention's parameters, the indexers'."""
+        return sum(k.count * k.indexer.params for k in self.kinds if k.indexer)
 
     @property
     def head_params(self) -> float:
@@ -224,6 +243,7 @@ def _v32(config: Mapping[str, Any]) -> Shape:
         kv_shards=1,
         flops=lambda n: min(n, topk) * pair + n * 2.0 * ih * idim,
         reads=lambda n: min(n, topk) * row + n * INDEX_ENTRY,
+        indexer=Indexer(indexer, INDEX_ENTRY),
     )
     dense = config["first_k_dense_replace"]
     expert = 3.0 * hidden * config["moe_intermediate_size"]
@@ -291,8 +311,11 @@ def _v4_kind(config: Mapping[str, Any], ratio: int) -> LayerKind:
         return min(n, window) + chosen
 
     scored = {0: 0.0, 4: 0.25, 128: 0.0}[ratio]
+    indexer = None
     if ratio == 4:
-        params += 4.0 * hidden * dim + rank * ih * idim + hidden * (4 * idim + ih)
+        own = float(rank * ih * idim + hidden * (4 * idim + ih))
+        indexer = Indexer(own, scored * INDEX_ENTRY, 16 * 4.0 * 4 * idim)
+        params += 4.0 * hidden * dim + own
     elif ratio == 128:
         params += 2.0 * hidden * dim
     return LayerKind(
@@ -304,6 +327,7 @@ def _v4_kind(config: Mapping[str, Any], ratio: int) -> LayerKind:
         flops=lambda n: keys(n) * pair + scored * n * 2.0 * ih * idim,
         reads=lambda n: keys(n) * V4_ENTRY + scored * n * INDEX_ENTRY,
         kv_request=ring,
+        indexer=indexer,
     )
 
 

@@ -26,7 +26,7 @@ from sglang_ext.planner import published, report
 from sglang_ext.planner.acceptance import Curve, constant_rate
 from sglang_ext.planner.acceptance import published as published_curve
 from sglang_ext.planner.cost import Model
-from sglang_ext.planner.draft import read_draft
+from sglang_ext.planner.draft import draft_of, read_draft
 from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.memory import largest_that_fits, memory_of
 from sglang_ext.planner.picture import draw
@@ -178,6 +178,53 @@ def test_redundant_experts_take_their_share() -> None:
     layout = Layout(1, 8, dp=8, ep=8, a2a="deepep", redundant=32)
     memory = memory_of(shape, None, layout, machine, Load(1000, 100, 8))
     assert memory.weights["redundant experts"] == 58 * 4 * shape.expert_params * shape.expert
+
+
+def test_a_dense_draft_takes_its_share() -> None:
+    """The draft of Qwen3-8B: five layers of the target's sizes, split over 8 ranks."""
+    model, machine = catalog.model("qwen3-8b"), catalog.hardware("8xh200")
+    shape, layout = read_shape(model.config), Layout(1, 8, algorithm="dspark", gamma=7)
+    load = Load(900, 100, 4)
+    with_draft = memory_of(shape, draft_of(model, shape, layout), layout, machine, load)
+    without = memory_of(shape, None, layout, machine, load)
+    config = model.drafts["dspark"].config
+    assert (config["num_hidden_layers"], config["markov_rank"]) == (5, 256)
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
+    taps, markov = 5 * 4096 * 4096, 2 * 151936 * 256
+    assert with_draft.weights["draft weights"] == 2 * (5 * layer + taps + markov) / 8
+    assert with_draft.kv["draft KV"] == 4 * 1000 * 5 * 2 * 1024 * 2 / 8
+    more = with_draft.weights["draft weights"] + with_draft.kv["draft KV"]
+    assert with_draft.static - without.static == pytest.approx(more)
+
+
+def test_a_draft_in_the_checkpoint_takes_its_share() -> None:
+    """DeepSeek-V4-Flash's: 10.86 GB on disk, over eight ranks; the last 128 tokens of a request."""
+    model, machine = catalog.model("deepseek-v4-flash"), catalog.hardware("8xh200")
+    shape, layout = read_shape(model.config), Layout(1, 8, algorithm="dspark", gamma=5)
+    draft = draft_of(model, shape, layout)
+    load = Load(4000, 96, 8)
+    memory = memory_of(shape, draft, layout, machine, load)
+    assert 8 * memory.weights["draft weights"] == pytest.approx(10.86e9, rel=0.005)
+    assert memory.kv["draft KV"] == 8 * 3 * 128 * 584
+    plain = memory_of(shape, None, replace(layout, algorithm=""), machine, load)
+    assert "draft weights" not in plain.terms()
+
+
+def test_the_indexer_takes_its_share() -> None:
+    """Per layer of V3.2: 64 heads of 128 out of rank 1536, one key and 64 gates out of 7168."""
+    load = Load(4000, 96, 8)
+    shape, machine = read_shape(catalog.model("deepseek-v3.2").config), catalog.hardware("8xh200")
+    memory = memory_of(shape, None, Layout(1, 8, dp=8), machine, load)
+    params = 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    assert memory.weights["indexer weights"] == params * shape.linear
+    assert memory.kv["indexer keys"] == 61 * 4096 * 132
+    assert memory.kv["KV of MLA with indexer layers"] == 61 * 4096 * 2 * (512 + 64)
+    flash = read_shape(catalog.model("deepseek-v4-flash").config)
+    kept = memory_of(flash, None, Layout(1, 8, dp=8), machine, load).kv
+    # Every fourth token has a key; the inputs of the last ones wait in fp32 to be compressed.
+    assert kept["indexer keys"] == 21 * (4096 / 4 * 132 + 16 * 4 * 4 * 128)
+    dense = read_shape(catalog.model("qwen3-8b").config)
+    assert "indexer keys" not in memory_of(dense, None, Layout(1, 8), machine, load).terms()
 
 
 @settings(max_examples=25, deadline=None)
