@@ -192,7 +192,11 @@ def memory_share_is_a_share(v: View) -> Complaints:
 
 
 def pipeline_limits(v: View) -> Complaints:
-    if v.sizes.pp > 1 and v.algorithm and v.role != "prefill":
+    if v.sizes.pp == 1 or not v.algorithm:
+        return
+    if v.algorithm not in ("DSPARK", *NEXTN) or (v.on_cpu and v.algorithm in OURS):
+        yield f"{v.algorithm} does not draft over pipeline stages.", "Use --pp-size 1."
+    elif v.role != "prefill":
         yield (
             f"{v.algorithm} over pipeline stages is for the prefill half of a split deployment.",
             "Use --pp-size 1.",

@@ -183,6 +183,19 @@ def test_prefill_and_decode_roles_may_use_what_a_mixed_server_may_not() -> None:
     assert not broken(prefill)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "algorithm", "fine"),
+    [("8xh200", "dspark", True), ("8xh200", "dflash", False), ("cpu", "dspark", False)],
+)
+def test_a_prefill_half_over_pipeline_stages_takes_one_of_the_drafts(
+    hardware: str, algorithm: str, fine: bool
+) -> None:
+    on_cpu = hardware == "cpu"
+    parts = f"{'cpu tp1' if on_cpu else 'tp4'} pp2 pd-prefill {algorithm}"
+    launch = launch_of("qwen3-8b", hardware, parts, max_running_requests=8)
+    assert broken(launch) == (set() if fine else {"pipeline-limits"})
+
+
 def test_parts_that_disagree_are_refused_unless_the_preset_settles_it() -> None:
     with pytest.raises(ConfigError, match="parts, tp-size"):
         launch_of(V32, "8xh200", "tp8 tp4")
