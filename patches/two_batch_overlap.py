@@ -37,9 +37,9 @@ def _qwen_decode(original: Callable[..., Any], layer: Any) -> Any:
 def _prepare(
     original: Callable[..., None], preparer: Any, batch: Any, is_draft_worker: bool = False
 ) -> None:
-    from sglang_ext.srt.parallel.two_batch_verify import is_ours, split
+    from sglang_ext.srt.parallel.two_batch_verify import split, verifies_chains
 
-    if not is_draft_worker and is_ours(batch):
+    if not is_draft_worker and verifies_chains(batch):
         split(batch)
     else:
         original(preparer, batch, is_draft_worker)

@@ -120,7 +120,8 @@ def bench(
         # Python would end with 1, which says that a setting is not lossless.
         traceback.print_exc()
         said = " ".join(f"unexpected {type(error).__name__}: {error}".split())
-        say(f"could not measure: {said}. What was measured is in {out}; run it again to go on.")
+        kept = f" What was measured is in {out}; run it again to go on." if out.exists() else ""
+        say(f"could not measure: {said}.{kept}")
         raise typer.Exit(2) from error
     _show(results)
     if warning := results.unsteady():

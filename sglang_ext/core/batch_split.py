@@ -1,10 +1,10 @@
 """Two halves of a batch for two-batch overlap.
 
-    decode, verify  half of the requests; all have the same number of rows
+    decode          half of the requests
     prefill         between the requests where the token sums are most balanced; when the smaller
                     side would hold less than `threshold` of the tokens, inside one request, whose
                     second part attends to the first (two-chunk)
-    verify   of unequal rows per request: as prefill
+    verify          as prefill; SGLang's own takes half of the requests, of one width
 
 The rules are those of SGLang 0.5.23 (`batch_overlap/two_batch_overlap.py`), where the threshold is
 `--tbo-token-distribution-threshold`, 0.48 by default, and 0 turns two-chunk off.

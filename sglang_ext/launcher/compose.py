@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ class Launch:
     """Everything that decides what a server does.
 
     flags: long flag without dashes -> value; True is a bare switch, False leaves the switch out;
-        several values of one flag are one text, with spaces between them
+        several values of one flag are one text, as `list_words` reads it
     extra: words passed on as they were given after `--`
     """
 
@@ -39,7 +40,7 @@ class Launch:
             if value is True:
                 words.append(f"--{name}")
             elif value is not False and name in flag_names().lists:
-                words += [f"--{name}", *str(value).split()]
+                words += [f"--{name}", *list_words(str(value))]
             elif value is not False:
                 words += [f"--{name}", str(value)]
         return words + list(self.extra)
@@ -122,7 +123,11 @@ class FlagNames:
         if value is True or is_bare or not str(value).strip():
             raise error("a value", "none" if value is True else value)
         if name in self.lists:
-            for item in str(value).split():
+            try:
+                items = list_words(str(value))
+            except ValueError as cause:
+                raise error(f"words in whole quotes ({cause})", value) from cause
+            for item in items:
                 self._require_number(name, _number(name, item), error)
             return
         self._require_number(name, value, error)
@@ -141,6 +146,15 @@ class FlagNames:
             raise error("a port up to 65535", value)
 
 
+def list_words(text: str) -> list[str]:
+    """The values of a flag that takes several, as a shell reads them; JSON is one of its own.
+
+    Raises:
+        ValueError: a quote without its end.
+    """
+    return [text] if text.lstrip().startswith("{") else shlex.split(text)
+
+
 def int_or_nan(number: float) -> float:
     """The number when it is whole, else nan, which equals nothing."""
     return number if isinstance(number, int) and not isinstance(number, bool) else math.nan
@@ -156,7 +170,7 @@ def flag_names() -> FlagNames:
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
-    """Flags in a command line's words under their first names; a list's values joined by spaces.
+    """Flags in a command line's words under their first names; a list's values quoted and joined.
 
     Raises:
         ConfigError: a word that belongs to no flag.
@@ -169,13 +183,20 @@ def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
             name = flag_names().aliases.get(name, name)
             found[name] = _typed(name, value) if equals else True
         elif name:
-            found[name] = _typed(name, word) if found[name] is True else f"{found[name]} {word}"
+            found[name] = _joined(name, found[name], word)
         else:
             raise ConfigError(
                 "launch", "words after `--`", expected="a flag first, as in --log-level info",
                 found=word, remedy="SGLang's server takes no other words.",
             )  # fmt: skip
     return found
+
+
+def _joined(name: str, so_far: FlagValue, word: str) -> FlagValue:
+    if name in flag_names().lists:
+        quoted = shlex.quote(word)
+        return quoted if so_far is True else f"{so_far} {quoted}"
+    return _typed(name, word) if so_far is True else f"{so_far} {word}"
 
 
 def _typed(name: str, text: str) -> FlagValue:

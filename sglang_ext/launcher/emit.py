@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from sglang_ext.launcher.catalog import ROOT
-from sglang_ext.launcher.compose import Launch, flag_names
+from sglang_ext.launcher.compose import Launch, flag_names, list_words
 from sglang_ext.launcher.kubernetes import k8s_name, to_kubernetes
 from sglang_ext.launcher.surroundings import arguments, host, port
 
@@ -21,7 +21,7 @@ def to_yaml(launch: Launch) -> str:
     settings: dict[str, Any] = {}
     for name, value in launch.effective().items():
         is_list = name in flag_names().lists
-        settings[name] = str(value).split() if is_list else value
+        settings[name] = list_words(str(value)) if is_list else value
     head = f"# {launch.preset.name}. Run: {_environment_words(launch)}"
     head += "python -m sglang.launch_server --config FILE"
     if launch.hardware.nodes > 1:

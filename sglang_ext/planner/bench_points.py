@@ -63,7 +63,7 @@ def bench_points(
                 remedy=f"Known: {', '.join(catalog.names(known))}.",
             )
     drafts = catalog.model(str(model)).drafts
-    sizes = _sizes(found["launch_arguments"], where)
+    sizes = _sizes(found["launch_arguments"])
     rows, left_out = [], []
     for key, raw in found["points"].items():
         f = Fields(raw, f"{where}, {key}", tuple(raw))
@@ -93,8 +93,11 @@ def bench_points(
     return rows, tuple(dict.fromkeys(left_out))
 
 
-def _sizes(words: list[str], where: str) -> dict[str, Any]:
+def _sizes(words: list[str]) -> dict[str, Any]:
     flags = read_words(words)
+    # SGLang's deprecated spelling, whose --dp-size counts attention groups.
+    if flags.pop("enable-dp-attention", False):
+        flags.setdefault("attn-dp-size", flags.pop("dp-size", 1))
     sizes: dict[str, Any] = {"replicas": 1, "tp": 1}
     sizes |= {name: flags[flag] for name, flag in _SIZES.items() if flag in flags}
     sizes |= {name: True for name, flag in _SWITCHES.items() if flags.get(flag) is True}

@@ -92,7 +92,7 @@ class BreakEvenRow:
 
     @property
     def possible(self) -> bool:
-        """Whether drafting gains even if every draft is accepted."""
+        """Whether drafting gains when every draft is accepted."""
         return self.needed < self.drafts
 
 

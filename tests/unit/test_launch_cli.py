@@ -57,6 +57,27 @@ def test_a_flag_of_several_values_takes_them_apart() -> None:
     assert command[at + 1 : at + 4] == ["1", "2", "4"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "lora-paths='/a b' /c"),
+        ("--", "--lora-paths", "/a b", "/c"),
+    ],
+)
+def test_a_value_with_a_space_stays_one(words: tuple[str, ...]) -> None:
+    shown = json.loads(run("launch", "demo-cpu-balanced", "--dry-run", "--json", *words))
+    at = shown["argv"].index("--lora-paths")
+    assert shown["argv"][at + 1 : at + 3] == ["/a b", "/c"]
+    written = yaml.safe_load(run("launch", "demo-cpu-balanced", "--emit", "yaml", *words))
+    assert written["lora-paths"] == ["/a b", "/c"]
+
+
+def test_json_among_the_values_of_a_flag_needs_no_quotes_of_its_own() -> None:
+    adapter = '{"lora_name": "a", "lora_path": "/x y"}'
+    words = ("launch", "demo-cpu-balanced", "--set", f"lora-paths={adapter}", "--emit", "yaml")
+    assert yaml.safe_load(run(*words))["lora-paths"] == [adapter]
+
+
 def test_extra_words_are_passed_on_and_win() -> None:
     shown = json.loads(
         run("launch", "demo-cpu-balanced", "--dry-run", "--json", "--", "--dtype", "float32")

@@ -44,6 +44,13 @@ def test_a_file_that_is_cut_is_named(folder: Path, left: int) -> None:
         check_whole(folder)
 
 
+@pytest.mark.parametrize("header", [b"[]", b'{"w": {}}', b'{"w": {"data_offsets": 4}}'])
+def test_a_header_that_describes_no_tensors_is_named(folder: Path, header: bytes) -> None:
+    (folder / FILES[1]).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightFileError, match=r"model-2.safetensors: expected a safetensors head"):
+        check_whole(folder)
+
+
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / FILES[0]).unlink()
     with pytest.raises(WeightFileError, match=r"model-1.safetensors: expected a file, as model"):

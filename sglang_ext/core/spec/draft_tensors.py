@@ -6,18 +6,15 @@ the target is loaded.
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from sglang_ext.core.safetensors_header import Shape, read_header
 from sglang_ext.core.spec.draft_config import DraftConfig
 from sglang_ext.core.spec.draft_fields import DraftConfigError
 
-Shape = tuple[int, ...]
 # Shipped by DeepSpec drafts although the target's are used.
 SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
-_MAX_HEADER_BYTES = 100_000_000
 
 
 def _layer(config: DraftConfig, index: int) -> Iterator[tuple[str, Shape]]:
@@ -151,30 +148,8 @@ def read_headers(path: str | Path) -> dict[str, Shape]:
             found="none",
             remedy="Download the draft's weights beside its config.json.",
         )
-    return {canonical(name): shape for file in files for name, shape in read_header(file).items()}
-
-
-def read_header(file: Path, error: Callable[..., Exception] = DraftConfigError) -> dict[str, Shape]:
-    """Name to shape of every tensor in one file; raises `error` when it is truncated.
-
-    error: takes the file's name, and expected, found and remedy by keyword.
-    """
-
-    def truncated(expected: str, found: str) -> Exception:
-        return error(file.name, expected=expected, found=found, remedy="Download the file again.")
-
-    size = file.stat().st_size
-    with file.open("rb") as handle:
-        prefix = handle.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise truncated("a safetensors header", f"{size} bytes")
-        try:
-            header = json.loads(handle.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as cause:
-            raise truncated("a safetensors header", str(cause)) from cause
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    if size != 8 + length + end:
-        raise truncated(f"{8 + length + end} bytes", f"{size} bytes")
-    return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    return {
+        canonical(name): shape
+        for file in files
+        for name, shape in read_header(file, DraftConfigError).items()
+    }

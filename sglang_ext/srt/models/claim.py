@@ -190,7 +190,7 @@ def not_served(
         (
             "--enable-two-batch-overlap with SGLANG_EXT_INDEX_SHARE",
             lambda c: bool(c.enable_two_batch_overlap) and env.INDEX_SHARE.get() > 1,
-            "a half has no selection of the layers that ran before the batch was cut",
+            "halves that reuse a selection have not been held to one batch",
         ),
         (
             "--enable-single-batch-overlap",

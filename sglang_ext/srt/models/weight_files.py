@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.core.spec.draft_tensors import read_header
+from sglang_ext.core.safetensors_header import read_header
 
 _INDEX = "model.safetensors.index.json"
 

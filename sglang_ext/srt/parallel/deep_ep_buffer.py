@@ -1,7 +1,8 @@
 """`deep_ep.Buffer` over torch.distributed: the same calls and results on any backend and device.
 
     deep_ep            CUDA kernels over NVLink and RDMA, asynchronous on a communication stream
-    torch.distributed  all_to_all_single, gloo or NCCL; a call returns when its rows have arrived
+    torch.distributed  all_to_all_single, gloo or NCCL; a call returns when its rows have arrived;
+                       a begin_... call, or a receive hook, waits later
 The difference absorbed here: registered memory, SMs, queue pairs, chunk sizes and streams have no
 counterpart. Such arguments are accepted and change nothing in the results; what would change them
 and cannot be honoured is refused. Rows may be of any float type, not bfloat16 alone. Contract:

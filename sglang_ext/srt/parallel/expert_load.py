@@ -64,7 +64,8 @@ def _gauge() -> Gauge:
     return Gauge(
         "sglang_ext_expert_load_max_over_mean",
         "Load of the busiest rank over the mean, by the tokens counted before the last rebalance: "
-        "with the placement that it found, and with the one that it made.",
+        "with the placement that it found, and with the one that it made. Of replicas, the "
+        "last one to rebalance.",
         ["layer", "when"],
         multiprocess_mode="mostrecent",
     )

@@ -20,7 +20,7 @@ from sglang_ext.srt.parallel.seen import note
 from sglang_ext.srt.spec.verify_input import RaggedVerifyInput, make_verify_input
 
 
-def is_ours(batch: Any) -> bool:
+def verifies_chains(batch: Any) -> bool:
     """Whether `batch` is to be split, and verifies chains (idle ranks included)."""
     verify = batch.spec_info
     chain = isinstance(verify, EagleVerifyInput) and verify.topk == 1
@@ -107,7 +107,11 @@ def _share_request(first: Any, second: Any, inside: int, counted: int) -> None:
     """
     second.seq_lens = second.seq_lens.clone()
     second.seq_lens[0] += inside
-    if first.seq_lens_cpu is not None:
+    if second.seq_lens_cpu is not None and not counted:
+        second.seq_lens_cpu = second.seq_lens_cpu.clone()
+        second.seq_lens_cpu[0] += inside
+        second.seq_lens_sum = int(second.seq_lens_cpu.sum())
+    if first.seq_lens_cpu is not None and counted:
         first.seq_lens_cpu = first.seq_lens_cpu.clone()
         first.seq_lens_cpu[-1] -= counted
         first.seq_lens_sum = int(first.seq_lens_cpu.sum())

@@ -17,9 +17,9 @@ from typing import Any
 from uuid import uuid4
 
 from sglang_ext import env
+from sglang_ext.core.safetensors_header import Shape, read_header
 from sglang_ext.core.spec.draft_config import BUNDLED_V4
 from sglang_ext.core.spec.draft_fields import DraftConfigError, read_config
-from sglang_ext.core.spec.draft_tensors import Shape, read_header
 from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL, DeepseekV4Config, parse
 from sglang_ext.srt.models.deepseek_v4_names import SCALE, canonical, dspark_tensors, is_draft
 
@@ -112,7 +112,7 @@ def _files_with(target: Path, part: Part) -> list[str]:
     files: set[str] = set()
     seen: set[str] = set()
     for file in sorted(target.glob("*.safetensors")):
-        for given, shape in read_header(file).items():
+        for given, shape in read_header(file, DraftConfigError).items():
             name = canonical(given)
             if is_draft(name) and not name.endswith(SCALE):
                 _check_shape(name, part, shape)

@@ -47,7 +47,7 @@ class LiveBatch:
 
     @cached_property
     def prefix_cpu(self) -> Tensor:
-        """`prefix`, fetched from the device once a round."""
+        """`prefix` on the host."""
         return self.prefix.cpu()
 
     def slots(self, table: Tensor, rows: int) -> Tensor:

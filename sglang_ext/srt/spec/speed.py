@@ -166,7 +166,9 @@ def _layout() -> list[Any]:
     """Everything about the ranks that a forward's time depends on."""
     p = get_parallel()
     sizes = (p.tp_size, p.attn_dp_size, p.attn_cp_size, p.attn_tp_size, p.moe_ep_size)
-    return [*sizes, get_exec().moe.moe_a2a_backend, p.enable_dp_lm_head]
+    moe, overlap = get_exec().moe, get_exec().overlap
+    exchange = [moe.moe_a2a_backend, str(moe.deepep_mode), overlap.enable_single_batch_overlap]
+    return [*sizes, *exchange, p.enable_dp_lm_head]
 
 
 def _cache_path(worker: Any) -> Path:
@@ -185,6 +187,7 @@ def _cache_path(worker: Any) -> Path:
         "kv": [str(runner.kv_cache_dtype), runner.page_size],
         "backend": type(runner.attn_backend).__name__,
         "fast": env.FAST_FORWARD.get(),
+        "index_share": env.INDEX_SHARE.get(),
         "layout": _layout(),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
