@@ -145,6 +145,12 @@ def overlap_limits(v: View) -> Complaints:
                 "single-batch overlap hides DeepEP's dispatch; there is none.",
                 "Add --moe-a2a-backend deepep, or drop --enable-single-batch-overlap.",
             )
+        if v.launch.hardware.gpu.capability[0] == 9:
+            yield (
+                "SGLang's fp8 kernels overlap inside a batch on no GPU of compute capability 9.x, "
+                f"and {v.launch.hardware.gpu.name} is one.",
+                "Drop --enable-single-batch-overlap, or use Blackwell.",
+            )
         if v.on_cpu and v.architecture == "Qwen3MoeForCausalLM":
             return
         if not (v.is_v32 or (v.on_cpu and v.is_v4)):

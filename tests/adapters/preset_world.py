@@ -20,6 +20,7 @@ SHOWN = (
     "dp_size",
     "attn_dp_size",
     "attn_cp_size",
+    "pp_size",
     "ep_size",
     "moe_a2a_backend",
     "deepep_mode",
@@ -30,7 +31,12 @@ SHOWN = (
     "enable_dp_lm_head",
     "device",
     "attention_backend",
+    "kv_cache_dtype",
+    "disaggregation_mode",
     "enable_two_batch_overlap",
+    "enable_eplb",
+    "ep_num_redundant_experts",
+    "cp_strategy",
     "speculative_algorithm",
 )
 
@@ -72,15 +78,22 @@ def resolve(launch: dict[str, Any], mebibytes: float) -> dict[str, Any]:
     """What SGLang makes of one launch."""
     import sglang.srt.arg_groups.memory_hook as memory_hook
     from sglang.srt.arg_groups.validation_hook import check_server_args
+    from sglang.srt.layers.moe import utils as moe_utils
+    from sglang.srt.runtime_context import create_context, use_context
     from sglang.srt.server_args import prepare_server_args
 
     memory_hook.get_device_memory_capacity = lambda *a, **k: mebibytes
+    # Asks how PyTorch was built.
+    moe_utils.is_cuda = lambda: True
     before = dict(os.environ)
     os.environ.update(launch["env"])
     try:
         args = prepare_server_args([*launch["argv"], "--skip-tokenizer-init"])
         args.resolve_once()
         check_server_args(args)
+        # A rank's first check after the launcher's, before it loads anything.
+        with use_context(create_context(args, role="scheduler")):
+            moe_utils.initialize_moe_config()
         resolved = args.resolved_dict()
         return {name: resolved[name] for name in SHOWN}
     except (Exception, SystemExit) as error:

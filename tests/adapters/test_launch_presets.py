@@ -225,6 +225,14 @@ def test_a_launch_that_sglang_refuses_is_seen_to_be_refused(tmp_path: Path) -> N
             v4,
         ],
         "both": [*base, "--attn-dp-size", "8", "--dp-size", "2"],
+        "single-batch overlap": [
+            *base,
+            "--attn-dp-size",
+            "8",
+            "--moe-a2a-backend",
+            "deepep",
+            "--enable-single-batch-overlap",
+        ],
     }
     launches = [{"name": n, "argv": argv, "env": {}} for n, argv in bad.items()]
     gpu = {"name": "h200", "capability": [9, 0], "memory": 150.1e9}
@@ -239,6 +247,8 @@ def test_a_launch_that_sglang_refuses_is_seen_to_be_refused(tmp_path: Path) -> N
     )
     found = json.loads(done.stdout)
     assert all("error" in found[name] for name in bad), found
+    # Said by a rank, after the launcher has accepted.
+    assert "SBO" in found["single-batch overlap"]["error"]
 
 
 def test_yaml_files_are_plain_data() -> None:

@@ -119,6 +119,7 @@ def test_what_sglang_changes_quietly_is_noted(
         (V4, "tp8 dp8 dspark tbo", "half with no tokens"),
         (V4, "tp8 dp8 ep8 deepep sbo", "only SGLang's DeepSeek-V3"),
         (V32, "tp8 dp8 sbo", "there is none"),
+        (V32, "tp8 dp8 ep8 deepep sbo", "compute capability 9.x, and h200 is one"),
     ],
 )
 def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str) -> None:
@@ -126,9 +127,16 @@ def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str)
     assert any(reason in f.reason for f in check(launch) if f.rule == "overlap-limits")
 
 
-@pytest.mark.parametrize("model", [V32, V4])
-def test_a_cpu_overlaps_inside_a_batch(model: str) -> None:
-    launch = launch_of(model, "cpu", "cpu tp2 dp2 ep2 deepep sbo", max_running_requests=8)
+@pytest.mark.parametrize(
+    ("model", "machine", "parts"),
+    [
+        (V32, "cpu", "cpu tp2 dp2 ep2 deepep sbo"),
+        (V4, "cpu", "cpu tp2 dp2 ep2 deepep sbo"),
+        (V32, "8xb200", "tp8 dp8 ep8 deepep sbo"),
+    ],
+)
+def test_a_cpu_and_blackwell_overlap_inside_a_batch(model: str, machine: str, parts: str) -> None:
+    launch = launch_of(model, machine, parts, max_running_requests=8)
     assert [f.reason for f in check(launch) if f.rule == "overlap-limits"] == []
 
 
