@@ -5,22 +5,26 @@ by hand or fitted elsewhere: the result is a model of one compute and one commun
 a measurement. Every schedule must be free of hazards before it is timed.
 
 With --recorded it writes what ranks over gloo did instead: experts of random weights under
-single-batch overlap, in the order that a served model follows. That shows the order, not a speed:
-the ranks share this machine's cores.
+single-batch and two-batch overlap, in the order that a served model follows. That shows the order,
+not a speed: the ranks share this machine's cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from sglang_ext.core.overlap import (
+    BEHIND_IN_DECODE,
+    BEHIND_IN_PREFILL,
     DECODE,
     PREFILL,
     SEQUENTIAL,
@@ -34,9 +38,9 @@ from sglang_ext.core.overlap import (
     trace_faults,
     two_batch,
 )
-from sglang_ext.core.overlap_run import Recorder
-from sglang_ext.kernels.moe import Activation, ExpertWeights
-from sglang_ext.srt.parallel.expert_exchange import ExpertExchange
+from sglang_ext.core.overlap_run import Recorder, perform_halves
+from sglang_ext.kernels.moe import Activation, ExpertWeights, Routing, routed_experts
+from sglang_ext.srt.parallel.expert_exchange import Arrived, ExpertExchange
 from sglang_ext.srt.parallel.single_batch import OverlappedLayer, run_layer
 from tests.dist.forked import run_ranks
 
@@ -81,8 +85,21 @@ def _part(item: Issued) -> tuple[str, ...]:
     return () if item.op.part is None else (f"part {item.op.part}",)
 
 
-def recorded(group: dist.ProcessGroup, layers: int) -> list[Timed]:
-    """Layers of 8 experts a rank, 512 rows of 256 each way, shared experts beside the dispatch."""
+@dataclass(frozen=True)
+class _Rank:
+    """512 rows of 256, 8 experts a rank, 4 choices a row, a shared expert; the same every layer."""
+
+    exchange: ExpertExchange
+    experts: ExpertWeights
+    dense: Tensor
+    x: Tensor
+    choice: tuple[Tensor, Tensor]
+
+    def shared(self, rows: Tensor) -> Tensor:
+        return rows @ self.dense
+
+
+def _make(group: dist.ProcessGroup) -> _Rank:
     rows, hidden, inner, per_rank = 512, 256, 128, 8
     generator = torch.Generator().manual_seed(group.rank())
     experts = ExpertWeights(
@@ -90,28 +107,78 @@ def recorded(group: dist.ProcessGroup, layers: int) -> list[Timed]:
         torch.randn(per_rank, hidden, inner, generator=generator) / inner**0.5,
     )
     dense = torch.randn(hidden, hidden, generator=generator) / hidden**0.5
-    exchange = ExpertExchange(group, per_rank, rows, hidden)
-    layer = OverlappedLayer(exchange, experts, Activation(), lambda x: x @ dense)
     x = torch.randn(rows, hidden, generator=generator)
     ids = torch.rand(rows, per_rank * group.size(), generator=generator).argsort(dim=1)[:, :4]
-    recorder = Recorder()
+    exchange = ExpertExchange(group, per_rank, rows, hidden)
+    return _Rank(exchange, experts, dense, x, (ids.int(), torch.full(ids.shape, 0.25)))
+
+
+def single(group: dist.ProcessGroup, layers: int) -> list[Timed]:
+    """Single-batch overlap; the trace."""
+    rank, recorder = _make(group), Recorder()
+    exchange, x = rank.exchange, rank.x
+    layer = OverlappedLayer(exchange, rank.experts, Activation(), rank.shared)
     exchange.buffer.watch(recorder.sent)
     for _ in range(layers):
-        choice = (ids.int(), torch.full(ids.shape, 0.25))
-        x = run_layer(layer, lambda r, c: exchange.begin(r, *c), x, choice, recorder)
+        x = run_layer(layer, lambda r, c: exchange.begin(r, *c), x, rank.choice, recorder)
+    exchange.buffer.watch(None)
     return recorder.trace
+
+
+def halves(group: dist.ProcessGroup, schedule: Sequence[Issued]) -> tuple[list[Timed], Tensor]:
+    """Two-batch overlap: the trace, and what the layers make of the rows."""
+    rank, recorder = _make(group), Recorder()
+    exchange, half = rank.exchange, len(rank.x) // 2
+
+    def experts(arrived: Arrived) -> tuple[Tensor, Any]:
+        local = Routing(arrived.weights, arrived.ids)
+        return routed_experts(arrived.hidden, rank.experts, local, Activation()), arrived.journey
+
+    steps: dict[str, Callable[..., Any]] = {
+        "prepare": lambda hidden: hidden,
+        # In the place of attention, a product of the size of its last one.
+        "attention": lambda rows: rows + rank.shared(rows),
+        "gate": lambda rows: tuple(part[: len(rows)] for part in rank.choice),
+        "dispatch_a": lambda rows, choice: exchange.begin(rows, *choice),
+        "shared_experts": rank.shared,
+        "experts": experts,
+        "combine_a": lambda outputs: exchange.begin_collect(*outputs),
+        "output": lambda routed, shared: torch.nn.functional.normalize(routed + shared),
+    }
+    exchange.buffer.watch(recorder.sent)
+    buffers = ({"hidden": rank.x[:half]}, {"hidden": rank.x[half:]})
+    perform_halves(schedule, steps, buffers, recorder)
+    exchange.buffer.watch(None)
+    return recorder.trace, torch.cat([one["hidden"] for one in buffers])
 
 
 def _record(layers: int, ranks: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for rank, times in enumerate(run_ranks(ranks, recorded, layers)):
+    alone = run_ranks(ranks, single, layers)
+    both = run_ranks(ranks, halves, two_batch(PREFILL, layers, BEHIND_IN_PREFILL))
+    decode = run_ranks(ranks, halves, two_batch(DECODE, layers, BEHIND_IN_DECODE))
+    for rank, times in enumerate(alone):
         for layer in range(layers):
             mine = [t for t in times if t.issued.layer == layer]
-            if faults := trace_faults(mine, inputs=("attended", "choices")):
-                raise SystemExit(f"rank {rank}: {faults[0]}")
-        rows += events(f"single batch, rank {rank} (recorded)", rank, times)
-        print(f"rank {rank}: {hidden_share(times):.0%} of the transfer time beside computation")
+            _held(rank, trace_faults(mine, inputs=("attended", "choices")))
+    runs = {
+        "single batch": alone,
+        "two batch, prefill": [trace for trace, _ in both],
+        "two batch, decode": [trace for trace, _ in decode],
+    }
+    for number, (name, traces) in enumerate(runs.items()):
+        for rank, times in enumerate(traces):
+            if number:
+                _held(rank, trace_faults(times))
+            rows += events(f"{name}, rank {rank} (recorded)", number * ranks + rank, times)
+            share = f"{hidden_share(times):.0%} of the transfer time beside computation"
+            print(f"{name}, rank {rank}: {share}")
     return rows
+
+
+def _held(rank: int, faults: Sequence[str]) -> None:
+    if faults:
+        raise SystemExit(f"rank {rank}: {faults[0]}")
 
 
 def main() -> None:
@@ -148,8 +215,8 @@ def _model(options: argparse.Namespace) -> list[dict[str, Any]]:
     runs = {
         "sequential": (one_batch(SEQUENTIAL, options.layers), whole),
         "single batch": (one_batch(SINGLE, options.layers), whole),
-        "two batch, prefill": (two_batch(PREFILL, options.layers, 0), half),
-        "two batch, decode": (two_batch(DECODE, options.layers, 2), half),
+        "two batch, prefill": (two_batch(PREFILL, options.layers, BEHIND_IN_PREFILL), half),
+        "two batch, decode": (two_batch(DECODE, options.layers, BEHIND_IN_DECODE), half),
     }
     rows: list[dict[str, Any]] = []
     base = makespan(simulate(*runs["sequential"]))

@@ -80,6 +80,8 @@ DECODE: Stages = (
     (_RETURNED,),
     (_OUTPUT,),
 )
+# Stages that the second half runs behind the first.
+BEHIND_IN_PREFILL, BEHIND_IN_DECODE = 0, 2
 
 
 def exchanged(parts: int, *, shared: bool = True) -> tuple[Op, ...]:
@@ -127,17 +129,21 @@ def one_batch(stages: Stages, layers: int) -> list[Issued]:
 def two_batch(stages: Stages, layers: int, delta: int) -> list[Issued]:
     """Both halves in turn, a stage each; half 0 is `delta` stages ahead.
 
-    SGLang uses delta 0 for prefill and 2 for decode.
+    The last stage of a layer and the first of the next are one: the attention of one half hides
+    the way back of the other's rows.
     """
-    flat = [(layer, stage) for layer in range(layers) for stage in stages]
-    if not 0 <= delta <= len(flat):
-        raise ValueError(f"delta: expected 0..{len(flat)} stages, found {delta}")
+    turns: list[list[tuple[int, Op]]] = [[]]
+    for layer in range(layers):
+        first, *others = [[(layer, op) for op in stage] for stage in stages]
+        turns[-1] += first
+        turns += others
+    if not 0 <= delta <= len(turns):
+        raise ValueError(f"delta: expected 0..{len(turns)} stages, found {delta}")
     issued: list[Issued] = []
-    for turn in range(len(flat) + delta):
+    for turn in range(len(turns) + delta):
         for half, place in ((0, turn), (1, turn - delta)):
-            if 0 <= place < len(flat):
-                layer, stage = flat[place]
-                issued += [Issued(half, layer, op) for op in stage]
+            if 0 <= place < len(turns):
+                issued += [Issued(half, layer, op) for layer, op in turns[place]]
     return issued
 
 

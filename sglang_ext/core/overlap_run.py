@@ -15,6 +15,8 @@ from sglang_ext.core.overlap import Issued, Op, Timed
 
 Steps = Mapping[str, Callable[..., Any]]
 _NEVER = float("inf")
+# By transfer: the send, and the call that waits for it.
+_Travelling = dict[str, tuple[Op, Callable[[], Any]]]
 
 
 class Recorder:
@@ -32,9 +34,10 @@ class Recorder:
     def begin_layer(self) -> None:
         self._layer += 1
 
-    def begin(self, op: Op) -> int:
-        """An operation starts; its place in the trace."""
-        self.trace.append(Timed(Issued(0, self._layer, op), self.now(), _NEVER))
+    def begin(self, op: Op, half: int = 0, layer: int | None = None) -> int:
+        """An operation starts, in `layer` or the layer begun last; its place in the trace."""
+        at = self._layer if layer is None else layer
+        self.trace.append(Timed(Issued(half, at, op), self.now(), _NEVER))
         self._sending = len(self.trace) - 1
         return self._sending
 
@@ -66,23 +69,45 @@ def perform(
     Raises:
         KeyError: a buffer that is read before it is written.
     """
-    travelling: dict[str, tuple[Op, Callable[[], Any]]] = {}
+    travelling: _Travelling = {}
     if recorder is not None:
         recorder.begin_layer()
     for op in order:
         place = recorder.begin(op) if recorder is not None else 0
-        if op.stream == "wait":
-            sent, arrive = travelling.pop(op.transfer)
-            _store(buffers, sent.writes, arrive())
-        else:
-            given = [buffers[name] for name in op.reads]
-            made = steps[op.name](*given) if op.part is None else steps[op.name](op.part, *given)
-            if op.stream == "send":
-                travelling[op.transfer] = (op, made)
-                continue
-            _store(buffers, op.writes, made)
-        if recorder is not None:
+        if _carry_out(op, steps, buffers, travelling) and recorder is not None:
             recorder.end(place)
+
+
+def perform_halves(
+    schedule: Iterable[Issued],
+    steps: Steps,
+    halves: tuple[dict[str, Any], dict[str, Any]],
+    recorder: Recorder,
+) -> None:
+    """Carry out the layers of both halves; as `perform`, with the buffers of either half."""
+    travelling: tuple[_Travelling, _Travelling] = ({}, {})
+    for item in schedule:
+        place = recorder.begin(item.op, item.half, item.layer)
+        if _carry_out(item.op, steps, halves[item.half], travelling[item.half]):
+            recorder.end(place)
+
+
+def _carry_out(op: Op, steps: Steps, buffers: dict[str, Any], travelling: _Travelling) -> bool:
+    """Whether `op` is done; what a send begins is not."""
+    if op.stream == "wait":
+        sent, arrive = travelling.pop(op.transfer)
+        _store(buffers, sent.writes, arrive())
+        return True
+    given = [buffers[name] for name in op.reads]
+    made = steps[op.name](*given) if op.part is None else steps[op.name](op.part, *given)
+    if op.stream == "send":
+        # What the last layer left in them is not what this transfer brings.
+        for name in op.writes:
+            buffers.pop(name, None)
+        travelling[op.transfer] = (op, made)
+        return False
+    _store(buffers, op.writes, made)
+    return True
 
 
 def _store(buffers: dict[str, Any], names: tuple[str, ...], made: Any) -> None:
