@@ -64,7 +64,7 @@ _SYMPTOMS = (
     ),
     _symptom(
         "out of host memory",
-        r"cannot allocate memory|std::bad_alloc|killed by signal 9|oom-kill",
+        r"cannot allocate memory|std::bad_alloc|oom-kill",
         "The machine's memory ran out: use fewer ranks or a smaller --max-total-tokens.",
     ),
     _symptom(
@@ -79,6 +79,13 @@ _SYMPTOMS = (
         "library missing",
         r"ModuleNotFoundError|ImportError|cannot open shared object file",
         "A library is not installed here: `sglang-ext doctor` says which.",
+    ),
+    _symptom(
+        "process killed",
+        # This package's words for it, and SGLang's.
+        r"killed by SIGKILL|(?:exit code:?|terminated with) -9\b",
+        "Most often the machine's memory ran out (`dmesg` says so): use fewer ranks or a smaller "
+        "--max-total-tokens.",
     ),
     _symptom(
         "other ranks unreachable",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import time
@@ -17,15 +18,15 @@ from sglang_ext import child
 from sglang_ext.launcher.compose import Launch
 from sglang_ext.launcher.diagnose import Cause, explain
 
-# Stages of a start as they show in SGLang's log, in order.
+# Stages of a start as they show in SGLang's log (patterns), in order.
 STAGES = (
-    ("server_args=", "arguments resolved"),
-    ("Init torch distributed begin", "ranks meeting"),
-    ("Load weight begin", "loading weights"),
-    ("Load weight end", "weights loaded"),
-    ("KV Cache is allocated", "KV cache allocated"),
-    ("Capture cuda graph begin", "capturing graphs"),
-    ("The server is fired up", "ready"),
+    (r"server_args=", "arguments resolved"),
+    (r"Init parallel begin", "ranks meeting"),
+    (r"Load weight begin", "loading weights"),
+    (r"Load weight end", "weights loaded"),
+    (r"KV Cache (?:is allocated|VA upper bound)", "KV cache allocated"),
+    (r"Capture [a-z ]+ CUDA graph begin", "capturing graphs"),
+    (r"The server is fired up", "ready"),
 )
 
 
@@ -51,7 +52,7 @@ class StartError(RuntimeError):
 
 def stage_of(log: str) -> str:
     """How far a start has come."""
-    reached = [label for mark, label in STAGES if mark in log]
+    reached = [label for mark, label in STAGES if re.search(mark, log)]
     return reached[-1] if reached else "starting Python"
 
 

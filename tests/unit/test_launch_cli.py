@@ -378,6 +378,7 @@ LOGS = {
     "increase --mem-fraction-static.",
     "checkpoint missing": "OSError: x is not a local folder and is not a valid model identifier",
     "library missing": "ModuleNotFoundError: No module named 'deep_ep'",
+    "process killed": "rank TP1 (pid 7) has died, killed by SIGKILL: the server ends",
     "refused by SGLang": "ValueError: DeepSeek V3.2 prefill CP does not support zigzag",
 }
 
@@ -390,6 +391,19 @@ def test_a_log_is_explained(name: str) -> None:
     assert cause.name == name
     assert cause.evidence == LOGS[name]
     assert cause.remedy
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("exit code: -9", "process killed"), ("exit code: 1", "refused by SGLang")]
+)
+def test_a_killed_rank_explains_more_than_the_peers_it_leaves(word: str, name: str) -> None:
+    """SGLang speaks of SIGKILL whatever the code was."""
+    peers = "torch.distributed.DistNetworkError: Connection closed by peer\n"
+    refused = "ValueError: chunked_prefill_size must be positive\n"
+    died = f"RuntimeError: Rank 0 scheduler died ({word}). If exit code is -9 (SIGKILL), a common\n"
+    cause = explain((peers if name == "process killed" else refused) + died)
+    assert cause is not None
+    assert cause.name == name
 
 
 def test_an_unknown_log_is_not_explained_away() -> None:
