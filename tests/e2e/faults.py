@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.e2e.layout_faults import LAYOUT_FAULTS
+from tests.e2e.rank_faults import RANK_FAULTS
 from tests.e2e.scripted_draft import SCRIPTED, install
 
 VARIABLE = "SGLANG_EXT_TEST_FAULT"
@@ -158,4 +159,4 @@ FAULTS: dict[str, Callable[[], None]] = {
 def plant(name: str | None) -> None:
     """Put the fault `name` into this process; None or "" plants nothing."""
     if name:
-        (FAULTS | LAYOUT_FAULTS | {SCRIPTED: install})[name]()
+        (FAULTS | LAYOUT_FAULTS | RANK_FAULTS | {SCRIPTED: install})[name]()
