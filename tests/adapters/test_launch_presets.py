@@ -8,8 +8,10 @@ shipped preset.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -20,8 +22,11 @@ import pytest
 import yaml
 
 from sglang_ext.launcher import catalog
+from sglang_ext.launcher.catalog import FlagValue
 from sglang_ext.launcher.compose import Launch, compose, flag_names, for_node
-from sglang_ext.launcher.emit import to_yaml
+from sglang_ext.launcher.emit import to_bash, to_ray, to_slurm, to_yaml
+from sglang_ext.launcher.kubernetes import to_kubernetes
+from sglang_ext.launcher.paths import PREFIX
 from sglang_ext.launcher.rules import require
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +37,47 @@ GPUS = [name for name in catalog.names("gpus") if name != "cpu"]
 OPTIONAL = {"metrics-host", "metrics-port", "servicer-impl"}
 
 
+# Parts of no preset for a GPU: (model, machine, parts, flags).
+COMPOSED: dict[str, tuple[str, str, str, dict[str, FlagValue]]] = {
+    "halves and balance": (
+        "deepseek-v3.2", "8xh200", "tp8 dp8 deepep tbo eplb-r32 fp8-kv metrics",
+        {"max-running-requests": 64, "deepep-mode": "normal"},
+    ),
+    "prompts over eight": ("deepseek-v4-flash", "8xh200", "tp8 cp8-prefill pd-prefill", {}),
+    "prompts over four": ("deepseek-v3.2", "8xh200", "tp8 dp2 cp4-prefill pd-prefill", {}),
+    "decode half": (
+        "deepseek-v3.2", "8xh200", "tp8 dp8 deepep pd-decode",
+        {"max-running-requests": 64, "deepep-mode": "low_latency"},
+    ),
+    "prefill half in two stages": (
+        "qwen3-8b", "8xh200", "tp4 pp2 pd-prefill dspark", {"max-running-requests": 8},
+    ),
+    "halves of a layer": (
+        "deepseek-v3.2", "8xb200", "tp8 dp8 deepep sbo", {"max-running-requests": 64},
+    ),
+    "a block of sixteen": (
+        "qwen3-8b", "8xh200", "tp1 replicas8 dflash", {"max-running-requests": 8},
+    ),
+    "eight stages": ("qwen3-8b", "8xh200", "tp1 pp8 trust-remote-code", {}),
+    "experts over four": ("qwen3-30b-a3b", "8xh200", "tp4 ep4 replicas2 fp8-kv", {}),
+    "experts over two": ("qwen3-30b-a3b", "8xh200", "tp2 ep2 replicas4", {}),
+    "sixteen replicas": ("qwen3-8b", "16xh200", "tp1 replicas16", {}),
+    "thirty-two replicas": ("qwen3-8b", "32xh200", "tp1 replicas32", {}),
+}  # fmt: skip
+
+
+CHECKED = [*PRESETS, *COMPOSED]
+
+
+def _preset(name: str) -> catalog.Preset:
+    if name not in COMPOSED:
+        return catalog.preset(name)
+    model, machine, parts, flags = COMPOSED[name]
+    return catalog.Preset(name, model, machine, "balanced", tuple(parts.split()), flags)
+
+
 def _launch(name: str) -> Launch:
-    composed = compose(catalog.preset(name))
+    composed = compose(_preset(name))
     require(composed)
     nodes = composed.hardware.nodes
     return for_node(composed, nodes, 0, "10.0.0.1:20000" if nodes > 1 else None)
@@ -89,16 +133,80 @@ def test_a_preset_is_parsed_whole_and_without_deprecated_spellings(
             assert parsed == value, flag
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_emitted_yaml_is_the_same_command(name: str, tmp_path: Path) -> None:
+# What scripts read of their surroundings, as on the first of a launch's nodes.
+SURROUNDINGS = {
+    "NODE_RANK": "0",
+    "SLURM_NODEID": "0",
+    "LWS_WORKER_INDEX": "0",
+    "DIST_INIT_ADDR": "10.0.0.1:20000",
+    "LWS_LEADER_ADDRESS": "10.0.0.1",
+    "SLURM_JOB_NODELIST": "10.0.0.1",
+}
+
+
+def _words_of_yaml(launch: Launch, folder: Path) -> list[str]:
     from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
-    parser, _ = _parser()
-    launch = _launch(name)
-    path = tmp_path / "server.yaml"
+    path = folder / "server.yaml"
     path.write_text(to_yaml(launch))
-    merged = ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(path)])
-    assert vars(parser.parse_args(merged)) == vars(parser.parse_args(launch.argv()))
+    parser, _ = _parser()
+    return list(ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(path)]))
+
+
+def _words_of_script(text: str, launch: Launch, folder: Path) -> list[str]:
+    """What `bash` itself hands to the server, python and Slurm's commands being replaced."""
+    (folder / "python").write_text('#!/bin/bash\nprintf "%s\\0" "${@:3}"\n')
+    (folder / "scontrol").write_text('#!/bin/bash\necho "$3"\n')
+    (folder / "srun").write_text('#!/bin/bash\nexec "${@:2}"\n')
+    for name in ("python", "scontrol", "srun"):
+        (folder / name).chmod(0o755)
+    env = {**os.environ, **SURROUNDINGS, "SLURM_NNODES": str(launch.hardware.nodes)}
+    env |= {"PYTHON": str(folder / "python"), "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=env, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def _words_of_kubernetes(text: str) -> list[str]:
+    group = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]
+    pods = [group[f"{role}Template"]["spec"] for role in ("leader", "worker")]
+    command, same = (pod["containers"][0]["command"] for pod in pods)
+    assert command == same
+    return [re.sub(r"\$\((\w+)\)", lambda m: SURROUNDINGS[m[1]], word) for word in command[3:]]
+
+
+def _words_of_ray(text: str) -> list[str]:
+    values = {
+        node.targets[0].id: node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    arguments = values["ARGUMENTS"]
+    assert isinstance(arguments, ast.Call)
+    return list(json.loads(ast.literal_eval(arguments.args[0])))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_everything_emitted_is_the_same_command(name: str, tmp_path: Path) -> None:
+    """As SGLang's parser reads it; where it listens is added, and by Ray the nodes."""
+    parser, _ = _parser()
+    composed, launch = compose(catalog.preset(name)), _launch(name)
+
+    def read(words: list[str], *apart: str) -> dict[str, Any]:
+        found = vars(parser.parse_args(words))
+        return {key: value for key, value in found.items() if key not in apart}
+
+    nodes = ("nnodes", "node_rank", "dist_init_addr")
+    at = ("host", "port")
+    same = launch.argv()
+    assert read(_words_of_yaml(launch, tmp_path)) == read(same)
+    for write in (to_bash, to_slurm):
+        words = _words_of_script(write(composed), composed, tmp_path)
+        apart = at if launch.hardware.nodes > 1 or write is to_bash else (*at, *nodes)
+        assert read(words, *apart) == read(same, *apart), write.__name__
+    served = [flag for flag, value in launch.flags.items() if str(value).startswith(PREFIX)]
+    if not served:
+        assert read(_words_of_kubernetes(to_kubernetes(composed)), *at) == read(same, *at)
+    assert read(_words_of_ray(to_ray(composed)), *at, *nodes) == read(same, *at, *nodes)
 
 
 def test_a_yaml_of_several_nodes_is_joined_by_the_words_of_its_header(tmp_path: Path) -> None:
@@ -151,7 +259,7 @@ def _checkpoints(folder: Path) -> dict[str, str]:
 def _resolve_all(gpu: str, folder: Path) -> dict[str, Any]:
     places = _checkpoints(folder)
     facts = catalog.gpu(gpu)
-    names = [n for n in PRESETS if catalog.hardware(catalog.preset(n).hardware).gpu.name == gpu]
+    names = [n for n in CHECKED if catalog.hardware(_preset(n).hardware).gpu.name == gpu]
     launches = []
     for name in names:
         launch = _launch(name)
@@ -185,8 +293,16 @@ def test_sglang_resolves_every_preset_to_what_it_says(gpu: str, tmp_path: Path) 
             "dp-size",
             "attn-dp-size",
             "attn-cp-size",
+            "pp-size",
             "ep-size",
             "moe-a2a-backend",
+            "deepep-mode",
+            "kv-cache-dtype",
+            "disaggregation-mode",
+            "enable-two-batch-overlap",
+            "enable-eplb",
+            "ep-num-redundant-experts",
+            "cp-strategy",
             "max-running-requests",
             "mem-fraction-static",
             "speculative-algorithm",
@@ -195,8 +311,16 @@ def test_sglang_resolves_every_preset_to_what_it_says(gpu: str, tmp_path: Path) 
                 assert found[key.replace("-", "_")] == flags[key], (name, key)
         assert found["device"] == "cuda"
         if found["speculative_algorithm"] == "DSPARK":
-            gamma = catalog.model(catalog.preset(name).model).drafts["dspark"].gamma
+            gamma = catalog.model(_preset(name).model).drafts["dspark"].gamma
             assert found["speculative_num_draft_tokens"] == gamma + 1, name
+
+
+def test_no_part_is_left_out() -> None:
+    """Of those for a GPU; what a CPU runs is started by the end-to-end tests."""
+    presets = [_preset(name) for name in CHECKED]
+    on_gpus = [p for p in presets if not catalog.hardware(p.hardware).gpu.is_cpu]
+    used = {part for preset in on_gpus for part in preset.parts}
+    assert set(catalog.names("parts")) - used == {"cpu", "fp32"}
 
 
 def test_a_launch_that_sglang_refuses_is_seen_to_be_refused(tmp_path: Path) -> None:
