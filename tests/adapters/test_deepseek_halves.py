@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.batch_overlap import two_batch_overlap
 from sglang.srt.batch_overlap.two_batch_overlap import compute_split_seq_index
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from sglang_ext.core.overlap import (
+    BEHIND_IN_DECODE,
+    DECODE,
+    PREFILL,
+    exposed,
+    trace_faults,
+    two_batch,
+)
+from sglang_ext.srt.models import deepseek_v4_halves
 from sglang_ext.srt.parallel import two_batch_verify
 from sglang_ext.srt.spec.ranks import set_rows
+from tests.adapters.halves_trace import Watch, issued, serially
 from tests.adapters.model_world import ModelWorld, model_world
 from tests.tiny import make_target
 
@@ -108,3 +119,34 @@ def test_a_second_half_that_forgets_the_first_is_seen(
     assert cuts
     for found, expected in ((logits, whole[CUT][-2]), (features, whole[CUT][-1])):
         assert (found - expected).abs().max() > 1e-2
+
+
+def test_the_order_is_that_of_the_schedule(
+    world: ModelWorld, cuts: list[ForwardBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One half's rows are under way before the other half computes, and none is read too early."""
+    watch = Watch(world, monkeypatch)
+    _run(world, CUT)
+    assert len(watch.traces) == len(cuts) == 3
+    decode = two_batch(DECODE, watch.layers, BEHIND_IN_DECODE)
+    for trace, schedule in zip(
+        watch.traces, (two_batch(PREFILL, watch.layers, 0), decode, decode), strict=True
+    ):
+        expected = [(i.half, i.layer, i.op.name) for i in schedule if i.op.name != "prepare"]
+        assert [(i.half, i.layer, i.op.name) for i in issued(trace)] == expected
+        assert trace_faults(trace) == []
+        ends = (0, watch.layers - 1)
+        assert all(layer in ends for _, layer, _ in exposed(issued(trace)))
+
+
+def test_halves_one_after_the_other_are_seen(
+    world: ModelWorld, cuts: list[ForwardBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (two_batch_overlap, deepseek_v4_halves):
+        run = module.execute_overlapped_operations
+        monkeypatch.setattr(module, "execute_overlapped_operations", serially(run))
+    watch = Watch(world, monkeypatch)
+    _run(world, CUT)
+    for trace in watch.traces:
+        assert trace_faults(trace) == []
+        assert len(exposed(issued(trace))) == 4 * watch.layers

@@ -109,39 +109,18 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], summed over ranks by the layer's boundary."""
-        choice = self._choice(x)
+        choice = self.choice(x)
         if isinstance(self.experts, OverlappedExperts):
             return self.experts.with_shared(x, choice, self.shared_experts)
-        return self._with_shared(self.experts(x, choice), x)
+        routed = self.experts(x, choice)
+        return routed + self.shared_experts(x) if x.shape[0] else routed
 
-    def _choice(self, x: Tensor) -> Any:
+    def choice(self, x: Tensor) -> Any:
+        """SGLang's record of the experts that x [rows, hidden] goes to."""
         if not x.shape[0]:
             return self.topk.empty_topk_output(x.device)
         logits, _ = self.gate(x.float())
         return self.topk(x, logits)
-
-    def _with_shared(self, routed: Tensor, x: Tensor) -> Tensor:
-        return routed + self.shared_experts(x) if x.shape[0] else routed
-
-    # The same in three steps, for a half of a batch under two-batch overlap.
-
-    def send(self, x: Tensor, half: int | None) -> None:
-        """Route x [rows, hidden] and hand it to the exchange."""
-        self.experts.dispatcher.dispatch_a(
-            hidden_states=x, topk_output=self._choice(x), tbo_subbatch_index=half
-        )
-
-    def compute(self, half: int | None) -> None:
-        """Run this rank's experts on what arrived, and hand their output to the exchange."""
-        dispatcher = self.experts.dispatcher
-        arrived = dispatcher.dispatch_b(tbo_subbatch_index=half)
-        done = self.experts.run_moe_core(dispatch_output=arrived)
-        dispatcher.combine_a(combine_input=done, tbo_subbatch_index=half)
-
-    def receive(self, x: Tensor, half: int | None) -> Tensor:
-        """The sums of the rows that were sent, and the shared experts: [rows, hidden]."""
-        routed = self.experts.dispatcher.combine_b(tbo_subbatch_index=half)
-        return self._with_shared(routed, x)
 
     def routed_weights(self) -> list[Tensor]:
         """[local experts, ...] tensors that move when experts are rebalanced."""

@@ -1,59 +1,49 @@
 """DeepSeek-V4's layers over two halves of a batch: one half's rows travel while the other computes.
 
     SGLang   execute_overlapped_operations(inputs of both halves, operations, delta stages)
-    a layer  attend, route, send   |   experts   |   receive, write back
-A bar lets the other half run. What a half reads of the other's tokens (prefix rows of a request
-that was cut, blocks that lie across the cut) was written by the first half in the same layer, whose
-attention runs before.
+    here     a layer's steps, in the order of `core.overlap`
+What a half reads of the other's tokens (prefix rows of a request that was cut, blocks that lie
+across the cut) was written by the first half in the same layer, whose attention runs before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.batch_overlap.operations import YieldOperation, execute_overlapped_operations
-from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
+from sglang.srt.batch_overlap.operations import execute_overlapped_operations
+from sglang.srt.batch_overlap.operations_strategy import OperationsStrategy
 from torch import Tensor
 
-from sglang_ext.kernels.hyper_connection import HcMix, hc_post
+from sglang_ext.kernels.hyper_connection import hc_post
 from sglang_ext.srt.models.deepseek_v4_attention import Turn
-from sglang_ext.srt.parallel.seen import note
+from sglang_ext.srt.parallel.layer_order import Steps, exchange_steps, layer_order, of_layer
 
 if TYPE_CHECKING:
     from sglang_ext.srt.models.deepseek_v4 import Decoder
 
-# Stages that the second half runs behind the first, as SGLang has it.
-_BEHIND_IN_DECODE = 2
-
 
 @dataclass
 class Half:
-    """One half under way.
-
-    streams: [rows, n, hidden]. mix, sent: of the layer at hand, between its stages.
-    """
+    """One half under way; streams: [rows, n, hidden]."""
 
     index: int
     batch: Any
     streams: Tensor
     turns: dict[bool, Turn]
     captured: list[Tensor] = field(default_factory=list)
-    mix: HcMix | None = None
-    sent: Tensor | None = None
 
 
 def run_halves(decoder: Decoder, streams: Tensor, batch: Any) -> tuple[Tensor, list[Tensor]]:
     """Streams of a whole batch [rows, n, hidden] through all layers, and what was captured."""
-    prefill = batch.global_forward_mode.is_extend_without_speculative()
-    note("two-batch split of a prefill" if prefill else "two-batch split of a decode")
     halves = [_half(decoder, i, child, streams) for i, child in enumerate(batch.tbo_children)]
-    steps = [step for layer_id in range(len(decoder.layers)) for step in _layer(decoder, layer_id)]
+    order = OperationsStrategy.concat(
+        [_layer(decoder, i, batch.global_forward_mode) for i in range(len(decoder.layers))]
+    )
     execute_overlapped_operations(
         inputs_arr=[{"forward_batch": half.batch, "half": half} for half in halves],
-        operations_arr=[steps, steps],
-        delta_stages=[0, 0 if prefill else _BEHIND_IN_DECODE],
+        operations_arr=[order.operations, order.operations],
+        delta_stages=[0, order.tbo_delta_stages],
     )
     captured = zip(*(half.captured for half in halves), strict=True)
     return _whole(halves, [h.streams for h in halves], streams), [
@@ -77,43 +67,47 @@ def _whole(halves: list[Half], parts: list[Tensor], like: Tensor) -> Tensor:
     return out
 
 
-def _layer(decoder: Decoder, layer_id: int) -> list[Any]:
+def _layer(decoder: Decoder, layer_id: int, forward_mode: Any) -> OperationsStrategy:
     """The operations of one layer, between the halves' turns."""
     layer: Any = decoder.layers[layer_id]
+    ffn = layer.ffn
     compressed = bool(decoder.config.compress_ratios[layer_id])
 
-    def attend(half: Half) -> None:
-        batch, turn = half.batch, half.turns[compressed]
+    def prepare(state: Any, half: Half, **_: Any) -> None:
         mix = layer.hc_pre("hc_attn", half.streams)
-        y = layer.attn(layer.attn_norm(mix.x), turn, batch.positions, batch)
+        x = layer.attn_norm(mix.x)
+        state.update({"own": half, "half": half.index, "mix": mix, "x": x})
+
+    def attend(state: Any) -> None:
+        half, mix = state.own, state.pop("mix")
+        y = layer.attn(state.pop("x"), half.turns[compressed], half.batch.positions, half.batch)
         half.streams = hc_post(y, half.streams, mix.post, mix.comb)
-        half.mix = layer.hc_pre("hc_ffn", half.streams)
-        x = layer.ffn_norm(half.mix.x)
-        half.sent = layer.ffn.send(x, batch.input_ids, batch, half.index)
+        state.mix = layer.hc_pre("hc_ffn", half.streams)
+        state.x = layer.ffn_norm(state.mix.x)
 
-    def experts(half: Half) -> None:
-        layer.ffn.compute(half.index)
+    def gate(state: Any) -> None:
+        batch = state.own.batch
+        there, choice = ffn.routed(state.pop("x"), batch.input_ids, batch)
+        # A copy, because the experts may overwrite their input.
+        state.update({"there": there, "rows": there.clone(), "choice": choice})
 
-    def receive(half: Half) -> None:
-        assert half.mix is not None
-        assert half.sent is not None
-        rows = half.streams.shape[0]
-        y = layer.ffn.receive(half.sent, rows, half.batch, half.index)
-        half.streams = hc_post(y, half.streams, half.mix.post, half.mix.comb)
-        half.mix = half.sent = None
+    def shared_experts(state: Any) -> None:
+        state.shared = ffn.shared_experts(state.pop("there"))
+
+    def output(state: Any) -> dict[str, Any]:
+        half, mix, _ = state.pop("own"), state.pop("mix"), state.pop("half")
+        y = state.pop("routed") + state.pop("shared")
+        y = ffn.rows.back(y, half.streams.shape[0], half.batch)
+        half.streams = hc_post(y, half.streams, mix.post, mix.comb)
         decoder.capture(layer_id, half.streams, half.captured)
-
-    steps: list[Any] = []
-    for step in (attend, experts, receive):
-        steps += [_operation(layer_id, step), YieldOperation()]
-    return steps
-
-
-def _operation(layer_id: int, step: Callable[[Half], None]) -> Callable[..., dict[str, Any]]:
-    def run(state: Any, half: Half, **_: Any) -> dict[str, Any]:
-        with get_global_expert_distribution_recorder().with_current_layer(layer_id):
-            step(half)
         return {"half": half}
 
-    run.__name__ = f"op_{step.__name__}"
-    return run
+    steps: Steps = {
+        "prepare": [prepare],
+        "attention": [attend],
+        "gate": [gate],
+        **exchange_steps(ffn.experts),
+        "shared_experts": [shared_experts],
+        "output": [output],
+    }
+    return layer_order(of_layer(layer_id, steps), forward_mode)

@@ -119,7 +119,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, input_ids: Tensor, forward_batch: Any) -> Tensor:
         """x [rows, hidden] -> [rows, hidden], summed over the ranks."""
-        there, choice = self._routed(x, input_ids, forward_batch)
+        there, choice = self.routed(x, input_ids, forward_batch)
         if isinstance(self.experts, OverlappedExperts):
             y = self.experts.with_shared(there, choice, self.shared_experts)
         else:
@@ -127,35 +127,12 @@ class MoE(nn.Module):
             y = self.experts(there.clone(), choice) + self.shared_experts(there)
         return self.rows.back(y, x.shape[0], forward_batch)
 
-    def _routed(
+    def routed(
         self, x: Tensor, input_ids: Tensor, forward_batch: Any
     ) -> tuple[Tensor, StandardTopKOutput]:
         """Rows where their experts, or the exchange, take them, with their choice."""
         choice = self.gate(x, input_ids, real_rows(forward_batch))
         return self.rows.there(x, choice, forward_batch)
-
-    # The same in three steps, for a half of a batch under two-batch overlap.
-
-    def send(self, x: Tensor, input_ids: Tensor, forward_batch: Any, half: int) -> Tensor:
-        """Route x [rows, hidden] and hand it to the exchange; the rows this rank sends."""
-        there, choice = self._routed(x, input_ids, forward_batch)
-        dispatcher = self.experts.dispatcher
-        dispatcher.dispatch_a(
-            hidden_states=there.clone(), topk_output=choice, tbo_subbatch_index=half
-        )
-        return there
-
-    def compute(self, half: int) -> None:
-        """Run this rank's experts on what arrived, and hand their output to the exchange."""
-        dispatcher = self.experts.dispatcher
-        arrived = dispatcher.dispatch_b(tbo_subbatch_index=half)
-        done = self.experts.run_moe_core(dispatch_output=arrived)
-        dispatcher.combine_a(combine_input=done, tbo_subbatch_index=half)
-
-    def receive(self, there: Tensor, rows: int, forward_batch: Any, half: int) -> Tensor:
-        """The sums of the rows that `send` sent, and the shared expert: [rows, hidden]."""
-        y = self.experts.dispatcher.combine_b(tbo_subbatch_index=half)
-        return self.rows.back(y + self.shared_experts(there), rows, forward_batch)
 
     def routed_weights(self) -> list[Tensor]:
         """[local experts, ...] tensors that move when experts are rebalanced."""

@@ -1,8 +1,8 @@
 """Two-batch overlap without SM counts: the same operations in the same order, on any device.
 
 SGLang's prefill strategies ask CUDA how many SMs its GEMMs may take while a dispatch runs. Nothing
-of the schedule depends on that number. Off CUDA nothing runs side by side either, so the schedule
-changes no speed: what it is good for there is to hold its results to those of one batch.
+of the schedule depends on that number. Off CUDA a transfer runs beside computation as far as its
+process group carries it by itself, as gloo does on threads of its own.
 
 A speculative draft reads the inputs of some of the target's layers. SGLang keeps them in a forward
 of one batch only; here each half keeps its own, and they are put together in the batch's order.
@@ -13,33 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.batch_overlap.operations import YieldOperation
 from sglang.srt.batch_overlap.operations_strategy import OperationsStrategy
 from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from torch import Tensor
 
-from sglang_ext.srt.parallel.seen import note
+from sglang_ext.srt.parallel.layer_order import prefill_order
 
 
 def prefill_strategy(layer: Any) -> OperationsStrategy:
-    """A MoE decoder layer of one half of the batch; a yield lets the other half run."""
-    note("two-batch split of a prefill")
+    """A MoE decoder layer of SGLang's over one half of the batch."""
     attention, mlp = layer.self_attn, layer.mlp
-    # Rows travel to the experts between the first pair of yields, back between the second.
-    before = [
-        layer.op_comm_prepare_attn,
-        attention.op_prepare,
-        attention.op_core,
-        layer.op_comm_prepare_mlp,
-        mlp.op_gate,
-        mlp.op_select_experts,
-        mlp.op_dispatch_a,
-    ]
-    experts = [mlp.op_dispatch_b, mlp.op_experts, mlp.op_combine_a]
-    shared = [mlp.op_shared_experts] if hasattr(mlp, "op_shared_experts") else []
-    after = [*shared, mlp.op_combine_b, mlp.op_output, layer.op_comm_postprocess_layer]
-    steps = [*before, YieldOperation(), *experts, YieldOperation(), *after]
-    return OperationsStrategy(operations=steps, tbo_delta_stages=0)
+    steps = {
+        "prepare": [layer.op_comm_prepare_attn, attention.op_prepare],
+        "attention": [attention.op_core, layer.op_comm_prepare_mlp],
+        "gate": [mlp.op_gate, mlp.op_select_experts],
+        "dispatch_a": [mlp.op_dispatch_a],
+        "dispatch_b": [mlp.op_dispatch_b],
+        "experts": [mlp.op_experts],
+        "combine_a": [mlp.op_combine_a],
+        "shared_experts": [mlp.op_shared_experts] if hasattr(mlp, "op_shared_experts") else [],
+        "combine_b": [mlp.op_combine_b],
+        "output": [mlp.op_output, layer.op_comm_postprocess_layer],
+    }
+    return prefill_order(steps)
 
 
 def keeping_features(strategy: OperationsStrategy, layer: Any) -> OperationsStrategy:
