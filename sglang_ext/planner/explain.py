@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_ext.planner.search import Answer, Plan
+from sglang_ext.planner.search import Answer, Plan, speed_of
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A losing layout. part: the term that differs most; measurement: what would settle it"""
+    """A losing layout.
+
+    behind: share of what plans are ranked by (`of`) that it lacks; with `misses`, the limits that
+    it exceeds, it loses by those and may be ahead otherwise
+    part: the term that differs most; measurement: what would settle it
+    """
 
     name: str
     behind: float
+    of: str
+    misses: tuple[str, ...]
     part: str
     measurement: str
 
@@ -50,11 +57,14 @@ def _compare(best: Plan, plan: Plan, answer: Answer) -> Rival:
     mine, theirs = best.round.terms(), plan.round.terms()
     part = max(mine, key=lambda name: abs(mine[name] - theirs[name]))
     load = answer.question.load
+    (most, of), (less, _) = speed_of(answer.question, best), speed_of(answer.question, plan)
     b = best.layout.requests_per_group(load.concurrency)
     c = plan.layout.requests_per_group(load.concurrency)
     return Rival(
         name=plan.layout.name,
-        behind=1 - plan.throughput / best.throughput,
+        behind=1 - less / most,
+        of=of,
+        misses=plan.misses,
         part=part,
         measurement=(
             f"time of {part} per round: predicted {mine[part] * 1e3:.2f} ms in "

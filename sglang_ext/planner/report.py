@@ -144,7 +144,8 @@ def explanation(answer: Answer) -> list[str]:
     for name in ties(answer):
         lines.append(f"tied, the model cannot tell it apart: {name}")
     for rival in rivals(answer):
-        lines.append(f"loses by {rival.behind:.1%} of throughput ({best.basis}): {rival.name}")
+        loss = "; ".join(rival.misses) or f"{rival.behind:.1%} of {rival.of}"
+        lines.append(f"loses by {loss} ({best.basis}): {rival.name}")
         lines.append(f"  measure {rival.measurement}")
     if answer.refused:
         lines.append(f"refused: {len(answer.refused)} layouts")

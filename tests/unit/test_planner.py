@@ -258,6 +258,21 @@ def test_published_acceptance_is_marked_by_whose_it_is() -> None:
     assert published_curve("deepseek-v4-flash", "dspark", "math", 5).basis == "assumed"
 
 
+def test_the_built_in_drafts_acceptance_is_the_readmes() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    said = re.search(r"held-out acceptance length ([\d.]+) \(([^)]*)\)", page)
+    assert said is not None
+    sets = {"all": said[1]} | dict(part.split(" ") for part in said[2].split(", "))
+    for task, tau in sets.items():
+        found = published_curve("demo", "dspark", task, 7)
+        assert found.advance(7) == pytest.approx(float(tau))
+    dflash = re.search(r"The DFLASH draft is older: [\d,]+ tokens, ([\d.]+)\.", page)
+    assert dflash is not None
+    assert published_curve("demo", "dflash", "chat", 7).advance(7) == pytest.approx(
+        float(dflash[1])
+    )
+
+
 def _cost(layout: Layout, name: str = "deepseek-v3.2", hardware: str = "8xh200") -> Model:
     model = catalog.model(name)
     shape = read_shape(model.config)
@@ -442,6 +457,31 @@ def test_every_number_of_a_plan_says_where_it_comes_from() -> None:
     assert all(re.search(r"\((measured|derived|assumed)\)$", line) for line in number_lines)
     assert text.count("loses by") == 2
     assert "measure time of" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "loses"),
+    [
+        ((), r"[\d.]+% of throughput"),
+        (
+            ("--objective", "long-context", "--input-tokens", "36000"),
+            r"[\d.]+% of a request's speed",
+        ),
+        (("--ttft", "{between}"), r"TTFT [\d.]+ ms > [\d.]+ ms"),
+    ],
+)
+def test_a_rival_loses_by_what_plans_are_ranked_by(words: tuple[str, ...], loses: str) -> None:
+    """Never by a negative share: it may have more throughput and be ranked below."""
+    command = ("--model", "qwen3-32b", "--hardware", "8xh100")
+    shown = json.loads(run_plan(*command, "--json", "--top", "99"))["ranked"]
+    times = sorted({plan["numbers"]["ttft"]["value"] for plan in shown})
+    limit = f"{(times[0] + times[1]) / 2:.3f}"
+    given = [word.format(between=limit) for word in words]
+    said = re.findall(
+        r"^loses by (.*) \(assumed\): ", run_plan(*command, *given, "--explain"), re.M
+    )
+    assert len(said) == 2
+    assert all(re.fullmatch(loses, line) for line in said), said
 
 
 def test_a_plan_becomes_a_preset_that_launch_takes(tmp_path: Path) -> None:
