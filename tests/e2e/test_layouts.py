@@ -42,6 +42,7 @@ ALL = os.environ.get("SGLANG_EXT_TEST_MATRIX") == "1"
 # model -> what `tests.tiny` calls it
 KINDS = {DENSE: "qwen3", EXPERTS: "qwen3_moe", V32: "deepseek_v32", V4: "deepseek_v4"}
 DRAFTS = {"DSPARK": "vanilla", "DFLASH": "zlab"}
+LOAD = re.compile(r'^sglang_ext_expert_load_max_over_mean\{.*when="(\w+)".*\} (\S+)$', re.MULTILINE)
 # What a verification in two batches meets. A chain of NEXTN has several rows: no half is empty.
 SPLIT = ("two-batch split of a verification", "two-batch split inside a verified request")
 RAGGED = (*SPLIT, "two-batch split with an empty half")
@@ -78,6 +79,8 @@ def _spec(stand: Stand, where: Layout, model: str, algorithm: str, fault: str = 
     target = _target(stand, model, algorithm)
     # SGLang divides the chunk by the DP ranks.
     flags = (*where.flags, "--chunked-prefill-size", CHUNK * where.attention_dp)
+    if "--enable-eplb" in flags:
+        flags += ("--enable-metrics",)
     env = {VARIABLE: fault} if fault else {}
     if algorithm == NONE:
         return stand.plain_spec(target, *flags, env=env)
@@ -130,6 +133,9 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
         loads = re.findall(r"max / mean over ranks: (\S+) before, (\S+) after", log)
         assert loads, "the balance of a rebalance is not reported"
         assert all(float(after) <= float(before) for before, after in loads), loads
+        ratios = LOAD.findall(server.client.get("/metrics").text)
+        assert {when for when, _ in ratios} == {"before", "after"}
+        assert all(0.999 <= float(ratio) <= where.ranks for _, ratio in ratios), ratios
     if algorithm != NONE:
         replies = server.client.batch(ragged(4, 300), greedy(16))
         assert max(reply.acceptance_length for reply in replies) > 1, "no draft was accepted"
