@@ -303,6 +303,24 @@ REFUSALS: dict[str, Refusal] = {
         "SGLang's other models overlap on CUDA streams, or not at all",
         "Leave it out.",
     ),
+    "single-batch with cp": Refusal(
+        "--enable-single-batch-overlap",
+        "on a CPU with --attn-cp-size",
+        "an exchange that is overlapped within a split prefill has not been held to one rank",
+        "Leave one of them out.",
+    ),
+    "eplb with overlap": Refusal(
+        "--enable-eplb",
+        "on a CPU with --enable-two-batch-overlap or --enable-single-batch-overlap",
+        "experts that move between overlapped batches have not been held to one rank",
+        "Leave one of them out.",
+    ),
+    "eplb with cp": Refusal(
+        "--enable-eplb",
+        "on a CPU with --attn-cp-size",
+        "experts that move between split prefills have not been held to one rank",
+        "Leave one of them out.",
+    ),
     "eplb with low latency": Refusal(
         "--enable-eplb",
         "with --moe-a2a-backend deepep in another mode than normal",

@@ -32,6 +32,15 @@ MEETS: dict[str, tuple[str, ...]] = {
         *(*DP2, *DEEPEP, "--deepep-mode", "normal"),
         *("--enable-single-batch-overlap", "--enable-two-batch-overlap"),
     ),
+    "single-batch with cp": (
+        *(*CP2, *DEEPEP, "--deepep-mode", "normal"),
+        "--enable-single-batch-overlap",
+    ),
+    "eplb with overlap": (
+        *(*DP2, *DEEPEP, "--deepep-mode", "normal"),
+        *("--enable-eplb", "--enable-two-batch-overlap"),
+    ),
+    "eplb with cp": (*CP2, *DEEPEP, "--deepep-mode", "normal", "--enable-eplb"),
     "eplb with low latency": (*DP2, *DEEPEP, "--enable-eplb"),
     "exchange": (*DP2, "--moe-a2a-backend", "mooncake"),
     "cp backend": (*CP2, "--attention-backend", "torch_native"),

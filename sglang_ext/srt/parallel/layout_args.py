@@ -37,6 +37,21 @@ def _exchanged_otherwise(c: Any) -> bool:
     return c.moe_a2a_backend not in ("none", "deepep")
 
 
+def _splits_prefills(c: Any) -> bool:
+    return (c.attn_cp_size or 1) > 1
+
+
+def _cp_size(c: Any) -> str:
+    return f"--attn-cp-size {c.attn_cp_size}"
+
+
+def _overlap(c: Any) -> str:
+    """The flag that overlaps batches; empty where none does."""
+    found = [f"enable_{kind}_batch_overlap" for kind in ("two", "single")]
+    given = [name for name in found if getattr(c, name)]
+    return f"--{given[0].replace('_', '-')}" if given else ""
+
+
 # refusal -> (when it applies, what was found)
 _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
     "two-batch without exchange": (
@@ -44,8 +59,8 @@ _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
         lambda c: f"--moe-a2a-backend {c.moe_a2a_backend}",
     ),
     "two-batch with cp": (
-        lambda c: c.enable_two_batch_overlap and (c.attn_cp_size or 1) > 1,
-        lambda c: f"--attn-cp-size {c.attn_cp_size}",
+        lambda c: c.enable_two_batch_overlap and _splits_prefills(c),
+        _cp_size,
     ),
     "two-batch with mixed chunk": (
         lambda c: c.enable_two_batch_overlap and c.enable_mixed_chunk,
@@ -59,6 +74,12 @@ _WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
         lambda c: c.enable_single_batch_overlap and c.enable_two_batch_overlap,
         lambda c: "both",
     ),
+    "single-batch with cp": (
+        lambda c: c.enable_single_batch_overlap and _splits_prefills(c),
+        _cp_size,
+    ),
+    "eplb with overlap": (lambda c: c.enable_eplb and bool(_overlap(c)), _overlap),
+    "eplb with cp": (lambda c: c.enable_eplb and _splits_prefills(c), _cp_size),
     "eplb with low latency": (
         lambda c: c.enable_eplb and c.moe_a2a_backend == "deepep" and c.deepep_mode != "normal",
         lambda c: f"--deepep-mode {c.deepep_mode}",
