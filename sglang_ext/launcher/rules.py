@@ -128,12 +128,6 @@ def context_parallel_limits(v: View) -> Complaints:
             "DeepSeek-V4 gives the whole tp group to context parallelism.",
             f"Use --attn-cp-size {v.sizes.tp} and no --attn-dp-size.",
         )
-    if v.algorithm:
-        yield (
-            f"{v.algorithm} drafts from the whole prompt's features, which context parallelism "
-            "splits.",
-            "Drop --speculative-algorithm, or split prefill from decode (pd-prefill, pd-decode).",
-        )
 
 
 def overlap_limits(v: View) -> Complaints:

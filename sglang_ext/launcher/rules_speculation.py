@@ -12,8 +12,8 @@ NEXTN = ("NEXTN", "EAGLE")
 # SGLang 0.5.23's, by the name that --speculative-algorithm takes.
 ALGORITHMS = (*OURS, "EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "UNO")
 # All-to-all backends over which DeepSeek-V4's own draft runs under data-parallel attention on a
-# GPU: the worker of SGLang takes no other, and ours, which does, has been run with it on a CPU
-# only.
+# GPU: the worker of SGLang takes no other, and ours widens the draft's experts, which SGLang's
+# layers there do not compute behind an exchange.
 DRAFTABLE_A2A = ("none", "megamoe", "mori")
 
 

@@ -55,7 +55,7 @@ def resolve_ours(server_args: Any, algorithm: str) -> bool:
     _refuse_recurrent(target, algorithm)
     folder = _draft_folder(cfg, algorithm)
     draft = read_draft(folder, algorithm, target_facts(target))
-    _refuse_untried(cfg, draft)
+    _refuse_exchanged(cfg, draft)
     gamma = _gamma(cfg, algorithm, draft)
     check_gamma(draft, gamma)
     _check_tables(cfg, gamma)
@@ -241,11 +241,12 @@ def _refuse_unsupported(cfg: Any, algorithm: str) -> None:
             )
 
 
-def _refuse_untried(cfg: Any, draft: DraftConfig) -> None:
+def _refuse_exchanged(cfg: Any, draft: DraftConfig) -> None:
+    """The draft's experts are unquantized, and on CUDA SGLang's layers exchange rows for others."""
     on_cuda = str(cfg.device).startswith("cuda")
-    if on_cuda and draft.architecture == BUNDLED_V4 and (cfg.attn_dp_size or 1) > 1:
+    if on_cuda and draft.architecture == BUNDLED_V4 and cfg.moe_a2a_backend != "none":
         raise ValueError(
-            "--attn-dp-size: expected 1 on CUDA with DeepSeek-V4's own draft on this worker, "
-            f"found {cfg.attn_dp_size}. It has been held to one rank there on a CPU only. Leave "
-            "out data-parallel attention, or speculation."
+            "--moe-a2a-backend: expected none on CUDA with DeepSeek-V4's own draft on this worker, "
+            f"found {cfg.moe_a2a_backend}. The draft's experts are widened at load, and SGLang's "
+            "exchange there is for fp8 and fp4. Leave it out, or speculation."
         )

@@ -24,6 +24,12 @@ LAYOUTS = {
     "deepep with cp": (*CP, *DEEPEP, "--enable-prefill-cp", "--cp-strategy", "zigzag"),
     "one rank": (),
 }
+# With the draft inside the checkpoint; the last word is SGLANG_EXT_SPEC.
+V4_LAYOUTS = {
+    "dp2 always": DP2,
+    "dp2 deepep auto": (*DP2, *DEEPEP),
+    "dp2 deepep never": (*DP2, *DEEPEP),
+}
 # SGLang's own worker refuses these, and not the others.
 REFUSED = {("DSPARK", "deepep"), ("DSPARK", "deepep with cp"), ("DFLASH", "deepep with cp")}
 
@@ -43,6 +49,12 @@ def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 env = {"SGLANG_EXT_SPEC": choice}
                 one = f"{algorithm} {name} {choice}"
                 launches.append({"name": one, "argv": argv, "env": env})
+    # As SGLang serves it; what would claim it is not there to be found missing.
+    v4 = make_target(folder / "v4", "deepseek_v4")
+    base = ["--model-path", str(v4), "--speculative-algorithm", "DSPARK"]
+    for name, flags in V4_LAYOUTS.items():
+        env = {"SGLANG_EXT_SPEC": name.split()[-1], "SGLANG_EXT_MODELS": "never"}
+        launches.append({"name": f"v4 {name}", "argv": [*base, *flags], "env": env})
     v32 = make_target(folder / "v32", "deepseek_v32")
     argv = ["--model-path", str(v32), "--speculative-algorithm", "DSPARK"]
     env = {"SGLANG_EXT_SPEC": "never", "SGLANG_EXT_MODELS": "always"}
@@ -81,3 +93,12 @@ def test_a_claimed_model_needs_our_worker(resolved: dict[str, Any]) -> None:
     error = resolved["claimed"]["error"]
     for word in ("SGLANG_EXT_SPEC", "DeepSeek-V3.2", "expected", "never"):
         assert word in error
+
+
+def test_v4s_own_draft_is_ours_but_over_an_exchange(resolved: dict[str, Any]) -> None:
+    found = resolved["v4 dp2 always"]
+    assert "error" not in found, found
+    assert found["enable_dp_lm_head"] is True
+    for word in ("--moe-a2a-backend", "expected none", "found deepep", "widened"):
+        assert word in resolved["v4 dp2 deepep auto"]["error"]
+    assert "megamoe" in resolved["v4 dp2 deepep never"]["error"]

@@ -83,6 +83,16 @@ def test_dflash_cannot_draft_for_deepseek_v4() -> None:
     assert broken(launch) == {"model-can-be-drafted-for"}
 
 
+def test_context_parallel_prefill_drafts() -> None:
+    """SGLang's worker does, and beside attention groups ours takes over."""
+    flags = {"max_running_requests": 8, "speculative_draft_model_path": "x"}
+    alone = launch_of(V4, "8xh200", "tp8 cp8-prefill dspark", max_running_requests=8)
+    zigzag = {"attn_dp_size": 2, "attn_cp_size": 4, "enable_prefill_cp": True}
+    zigzag |= {"cp_strategy": "zigzag", "enable_dp_lm_head": True} | flags
+    beside = launch_of(QWEN, "8xh200", "tp8 ep8 dspark", **zigzag)
+    assert broken(alone) == broken(beside) == set()
+
+
 def test_dense_drafts_run_over_deepep_under_data_parallel_attention() -> None:
     launch = launch_of(
         QWEN, "8xh200", "tp8 dp8 ep8 deepep dspark", max_running_requests=64,
