@@ -249,10 +249,26 @@ def context_parallel_changes_sizes(v: View) -> Complaints:
         )
 
 
+# Requests per rank from which two batches were reported to gain (sgl-project/sglang issue 4068).
+OVERLAP_PAYS_FROM = 64
+
+
+def overlap_wants_a_batch(v: View) -> Complaints:
+    decodes = v.role != "prefill" and not v.on_cpu
+    if v.has("enable-two-batch-overlap") and decodes and 0 < v.running_per_rank < OVERLAP_PAYS_FROM:
+        yield (
+            f"two-batch overlap reads the weights twice, and {v.running_per_rank} requests per "
+            f"rank may run; gains in decode were reported from {OVERLAP_PAYS_FROM}.",
+            "Drop --enable-two-batch-overlap, or raise --max-running-requests; `sglang-ext plan "
+            "--explain` prints the batch from which it pays.",
+        )
+
+
 NOTES: tuple[Callable[[View], Complaints], ...] = (
     graphs_cover_the_batch,
     chunk_is_divided,
     context_parallel_changes_sizes,
+    overlap_wants_a_batch,
 )
 
 

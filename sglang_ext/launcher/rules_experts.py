@@ -35,6 +35,7 @@ def dispatch_fits_the_buffer(v: View) -> Iterator[tuple[str, str]]:
             "Set --max-running-requests.",
         )
         return
+    # Graphs included: SGLang captures, and warms up, no larger batch than may run.
     rows = v.running_per_rank * (v.draft_tokens + 1)
     if rows > v.dispatch_limit:
         yield (

@@ -176,6 +176,13 @@ def test_dispatch_rule_is_running_times_rows(running: int, gamma: int, limit: in
     assert ("dispatch-buffer-is-possible" in found) == (limit > 1024)
 
 
+@pytest.mark.parametrize(("running", "noted"), [(63 * 8, True), (64 * 8, False)])
+def test_two_batches_below_a_batch_that_pays_are_noted(running: int, noted: bool) -> None:
+    parts = "tp8 dp8 ep8 deepep dense-tp1 tbo"
+    found = check(launch_of(V32, "8xh200", parts, max_running_requests=running))
+    assert [f.level for f in found if f.rule == "overlap-wants-a-batch"] == ["note"] * noted
+
+
 def test_nvshmem_queues_must_hold_the_dispatch() -> None:
     launch = launch_of(V32, "8xh200", "tp8 ep8 deepep", {LIMIT: "512"}, max_running_requests=8)
     assert "dispatch-buffer-is-possible" in broken(launch)
