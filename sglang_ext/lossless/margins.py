@@ -98,10 +98,15 @@ def parted(left: str, right: str) -> tuple[str, str]:
 
 
 def gap_between(token: Token, other: Key) -> float | None:
-    """Nats from `other` up to the chosen token; a lower bound where `other` is not listed."""
+    """Nats from `other` up to the chosen token; a lower bound where `other` is not listed.
+
+    None where the list ends with the chosen token itself, which bounds nothing.
+    """
     if token.logprob is None or not token.top:
         return None
     listed = dict(token.top)
+    if other not in listed and len(listed) == 1:
+        return None
     return token.logprob - listed.get(other, token.top[-1][1])
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from sglang_ext.lossless.endpoint import Endpoint
 from sglang_ext.lossless.errors import CannotTest, RefusedRequest
 from sglang_ext.lossless.types import Answer, Key, Prompt, Sampling, Token
 
-# What each engine calls a grammar; other engines are not asked for one.
-_OWN = {"vllm": {"regex": "guided_regex", "json_schema": "guided_json"}}
 _STANDARD = {
     "max_tokens",
     "temperature",
@@ -63,13 +62,11 @@ class OpenAIEndpoint(Endpoint):
         return answers
 
     def _how(self, sampling: Sampling) -> dict[str, Any]:
-        given, body = sampling.given(), {}
-        own = _OWN.get(self.facts.engine, {})
+        given = sampling.given()
+        body: dict[str, Any] = {}
         for name, value in given.items():
             if name in ("regex", "json_schema"):
-                if name not in own:
-                    raise RefusedRequest(501, f"{name}: no common name for it in this interface")
-                body[own[name]] = json.loads(value) if name == "json_schema" else value
+                body |= self._grammar(name, value)
             elif name == "logit_bias":
                 body[name] = {str(key): bias for key, bias in value}
             elif name in _STANDARD or self.facts.engine == "vllm":
@@ -79,6 +76,19 @@ class OpenAIEndpoint(Endpoint):
                 # or is found out because it has no effect.
                 body[name] = list(value) if isinstance(value, tuple) else value
         return body
+
+    def _grammar(self, name: str, value: str) -> dict[str, Any]:
+        """vLLM's fields for a regex or json_schema; it ignores names of another version.
+
+        Raises RefusedRequest where the server is no vLLM.
+        """
+        if self.facts.engine != "vllm":
+            raise RefusedRequest(501, f"{name}: no common name for it in this interface")
+        kind, held = ("regex", value) if name == "regex" else ("json", json.loads(value))
+        # Since 0.11; 0.12 knows no others.
+        if re.match(r"0\.(10|\d)\.", self.facts.version):
+            return {f"guided_{kind}": held}
+        return {"structured_outputs": {kind: held}}
 
 
 def _answer(choice: dict[str, Any], raw: dict[str, Any], choices: int) -> Answer:

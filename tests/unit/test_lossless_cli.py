@@ -57,6 +57,27 @@ def test_equal_servers(base: FakeServer, tmp_path: Path) -> None:
         assert name in found["statement"]
 
 
+@pytest.mark.parametrize("version", ["0.10.2", "0.13.0"])
+def test_vllm_is_asked_by_its_own_names(version: str, tmp_path: Path) -> None:
+    """Token ids in both directions, its filters, and grammars by what its version calls them."""
+    out = tmp_path / "out.json"
+    only = ("--only", "greedy,parameters", "--json", out)
+    with FakeServer(vllm=version) as base, FakeServer(vllm=version) as spec:
+        result = _run("--base", base.url, "--spec", spec.url, *QUICK, *only)
+        assert result.exit_code == 0, result.output
+        found = json.loads(out.read_text())
+        assert (found["base"]["engine"], found["base"]["version"]) == ("vllm", version)
+        for name in ("stop token", "logit bias", "top-k 1 is greedy", "min-p 1 is greedy",
+                     "regex", "JSON schema", "seed", "log-probabilities"):  # fmt: skip
+            assert _state(found, name) == "pass", name
+    with FakeServer(vllm=version) as base, FakeServer(vllm=version, grammars=False) as spec:
+        only = ("--only", "parameters", "--json", out)
+        result = _run("--base", base.url, "--spec", spec.url, *QUICK, *only)
+    found = json.loads(out.read_text())
+    assert result.exit_code == 1
+    assert {_state(found, name) for name in ("regex", "JSON schema")} == {"fail"}
+
+
 def _swap_top_two(least: float, most: float) -> Change:
     """Exchange the two best words wherever their distance lies in a range."""
 
