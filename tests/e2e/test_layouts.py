@@ -1,6 +1,6 @@
 """Every parallel layout answers as one rank does, in fp32, alone and with DSPARK, DFLASH or NEXTN.
 
-The cells come from `sglang_ext.core.support`. A plain run covers one of each kind of layout;
+The cells come from `sglang_ext.core.support`. A plain run covers those in `COVERED`;
 SGLANG_EXT_TEST_MATRIX=1 (`make test-matrix`) runs every cell that says yes.
 """
 
