@@ -133,7 +133,7 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
         loads = re.findall(r"max / mean over ranks: (\S+) before, (\S+) after", log)
         assert loads, "the balance of a rebalance is not reported"
         # A greedy placement may lose a little where there was little to gain.
-        assert all(float(after) <= 1.1 * float(before) for before, after in loads), loads
+        assert all(float(after) <= max(float(before), 1.25) for before, after in loads), loads
         ratios = LOAD.findall(server.client.get("/metrics").text)
         assert {when for when, _ in ratios} == {"before", "after"}
         assert all(0.999 <= float(ratio) <= where.ranks for _, ratio in ratios), ratios
