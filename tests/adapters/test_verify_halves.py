@@ -35,16 +35,29 @@ def test_halves_hold_every_row_once_with_its_keys(rows: list[int], threshold: fl
         seq_lens=torch.tensor(prefix[: halves.requests]),
         seq_lens_cpu=torch.tensor(whole[: halves.requests]),
     )
-    second = SimpleNamespace(seq_lens=torch.tensor(prefix[start:]))
+    second = SimpleNamespace(
+        seq_lens=torch.tensor(prefix[start:]), seq_lens_cpu=torch.tensor(whole[start:])
+    )
     if shared:
         inside = halves.inside or 0
         _share_request(first, second, inside, rows[start] - inside)
         assert first.seq_lens_cpu.tolist() == [
             p + n for p, n in zip(prefix, first_rows, strict=False)
         ]
+        assert second.seq_lens_cpu.tolist() == whole[start:]
     together = _visible(first.seq_lens.tolist(), first_rows)
     together += [(r + start, k) for r, k in _visible(second.seq_lens.tolist(), second_rows)]
     assert together == _visible(prefix, rows)
+
+
+def test_lengths_that_leave_rows_out_take_the_first_part_as_prefix() -> None:
+    """NEXTN's do: of a request of prefix 20 whose 4 rows are cut after 1."""
+    first = SimpleNamespace(seq_lens=torch.tensor([10, 20]), seq_lens_cpu=torch.tensor([10, 20]))
+    second = SimpleNamespace(seq_lens=torch.tensor([20]), seq_lens_cpu=torch.tensor([20]))
+    _share_request(first, second, 1, 0)
+    assert second.seq_lens.tolist() == second.seq_lens_cpu.tolist() == [21]
+    assert second.seq_lens_sum == 21
+    assert first.seq_lens_cpu.tolist() == [10, 20]
 
 
 def test_a_lone_request_is_cut_inside_and_a_lone_row_leaves_a_half_empty() -> None:
