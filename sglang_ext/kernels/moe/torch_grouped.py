@@ -74,15 +74,16 @@ class Inner:
 
 def gate_up(
     x: torch.Tensor, experts: ExpertWeights, routing: Routing, activation: Activation
-) -> Inner:
-    """The first linear of every choice; arguments are taken as checked."""
+) -> tuple[Inner, torch.Tensor]:
+    """See `api.first_linear`; arguments are taken as checked."""
     groups = _group(routing.ids, experts.w13.shape[0])
     weights = routing.weights.reshape(-1)[groups.choices].float().unsqueeze(1)
     inner = x[groups.rows]
     if routing.weigh_input:
         inner = (inner * weights).to(x.dtype)
     inner = activation(_grouped_linear(inner, experts.w13, experts.w13_bias, groups))
-    return Inner(inner, None if routing.weigh_input else weights, groups)
+    sums = torch.zeros(x.shape[0], experts.w2.shape[1], device=x.device)
+    return Inner(inner, None if routing.weigh_input else weights, groups), sums
 
 
 def second_linear(inner: Inner, experts: ExpertWeights, block: range, sums: torch.Tensor) -> None:
@@ -109,7 +110,6 @@ def routed_experts_torch(
     x: torch.Tensor, experts: ExpertWeights, routing: Routing, activation: Activation
 ) -> torch.Tensor:
     """See `api.routed_experts`; arguments are taken as checked."""
-    inner = gate_up(x, experts, routing, activation)
-    sums = torch.zeros(x.shape[0], experts.w2.shape[1], device=x.device)
+    inner, sums = gate_up(x, experts, routing, activation)
     second_linear(inner, experts, range(experts.w2.shape[0]), sums)
     return sums.to(x.dtype)

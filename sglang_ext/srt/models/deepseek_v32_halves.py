@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.batch_overlap.operations_strategy import OperationsStrategy
 from torch import Tensor
 
-from sglang_ext.srt.parallel.layer_order import Steps, exchange_steps, layer_order, of_layer
+from sglang_ext.srt.parallel.layer_order import Step, mixture_order
 from sglang_ext.srt.parallel.two_batch import kept
 
 
@@ -63,12 +63,11 @@ def layer_strategy(layer: Any, forward_mode: Any) -> OperationsStrategy:
             "tbo_subbatch_index": state.pop("half"),
         }
 
-    steps: Steps = {
-        "prepare": [prepare],
-        "attention": [attend],
-        "gate": [gate],
-        **exchange_steps(mlp.experts),
-        "shared_experts": [shared_experts],
-        "output": [output],
+    steps: dict[str, Step] = {
+        "prepare": prepare,
+        "attention": attend,
+        "gate": gate,
+        "shared_experts": shared_experts,
+        "output": output,
     }
-    return layer_order(of_layer(layer.layer_id, steps), forward_mode)
+    return mixture_order(layer.layer_id, mlp.experts, forward_mode, steps)

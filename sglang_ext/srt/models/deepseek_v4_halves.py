@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sglang_ext.kernels.hyper_connection import hc_post
 from sglang_ext.srt.models.deepseek_v4_attention import Turn
-from sglang_ext.srt.parallel.layer_order import Steps, exchange_steps, layer_order, of_layer
+from sglang_ext.srt.parallel.layer_order import Step, mixture_order
 
 if TYPE_CHECKING:
     from sglang_ext.srt.models.deepseek_v4 import Decoder
@@ -88,8 +88,7 @@ def _layer(decoder: Decoder, layer_id: int, forward_mode: Any) -> OperationsStra
     def gate(state: Any) -> None:
         batch = state.own.batch
         there, choice = ffn.routed(state.pop("x"), batch.input_ids, batch)
-        # A copy, because the experts may overwrite their input.
-        state.update({"there": there, "rows": there.clone(), "choice": choice})
+        state.update({"there": there, "rows": there, "choice": choice})
 
     def shared_experts(state: Any) -> None:
         state.shared = ffn.shared_experts(state.pop("there"))
@@ -102,12 +101,11 @@ def _layer(decoder: Decoder, layer_id: int, forward_mode: Any) -> OperationsStra
         decoder.capture(layer_id, half.streams, half.captured)
         return {"half": half}
 
-    steps: Steps = {
-        "prepare": [prepare],
-        "attention": [attend],
-        "gate": [gate],
-        **exchange_steps(ffn.experts),
-        "shared_experts": [shared_experts],
-        "output": [output],
+    steps: dict[str, Step] = {
+        "prepare": prepare,
+        "attention": attend,
+        "gate": gate,
+        "shared_experts": shared_experts,
+        "output": output,
     }
-    return layer_order(of_layer(layer_id, steps), forward_mode)
+    return mixture_order(layer_id, ffn.experts, forward_mode, steps)

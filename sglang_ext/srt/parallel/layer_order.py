@@ -47,15 +47,23 @@ def prefill_order(steps: Steps) -> OperationsStrategy:
     return OperationsStrategy(in_order(PREFILL, whole), tbo_delta_stages=BEHIND_IN_PREFILL)
 
 
-def layer_order(steps: Steps, forward_mode: Any) -> OperationsStrategy:
-    """A layer's operations in a prefill, or in a decode step or a verification."""
+def mixture_order(
+    layer_id: int, experts: Any, forward_mode: Any, steps: Mapping[str, Step]
+) -> OperationsStrategy:
+    """The operations of a layer of ours in a prefill, or in a decode step or a verification.
+
+    experts: its routed experts, whose exchange makes the steps that `_exchange_steps` names.
+    steps: all others, by the name of their operation.
+    """
+    own = {name: [step] for name, step in steps.items()}
+    every = _of_layer(layer_id, {**own, **_exchange_steps(experts)})
     if forward_mode.is_extend_without_speculative():
-        return prefill_order(steps)
+        return prefill_order(every)
     note("two-batch split of a decode")
-    return OperationsStrategy(in_order(DECODE, steps), tbo_delta_stages=BEHIND_IN_DECODE)
+    return OperationsStrategy(in_order(DECODE, every), tbo_delta_stages=BEHIND_IN_DECODE)
 
 
-def of_layer(layer_id: int, steps: Steps) -> Steps:
+def _of_layer(layer_id: int, steps: Steps) -> Steps:
     """The same steps, told to SGLang's recorder of expert choices as this layer's."""
 
     def told(step: Step) -> Step:
@@ -69,7 +77,7 @@ def of_layer(layer_id: int, steps: Steps) -> Steps:
     return {name: [told(step) for step in run] for name, run in steps.items()}
 
 
-def exchange_steps(experts: Any) -> dict[str, Sequence[Step]]:
+def _exchange_steps(experts: Any) -> dict[str, Sequence[Step]]:
     """The steps of a layer of experts that its exchange makes.
 
     state.half: which one. state.rows, state.choice: what travels, taken from the state.

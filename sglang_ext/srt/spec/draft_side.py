@@ -13,11 +13,6 @@ from typing import Any
 
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.draft_parallel import (
     model_draft_parallel_spec,
@@ -33,7 +28,7 @@ from sglang_ext.srt.args import read_draft, target_facts
 from sglang_ext.srt.spec.checkpoint import local_folder
 from sglang_ext.srt.spec.live import LiveBatch
 from sglang_ext.srt.spec.ranks import without_exchange
-from sglang_ext.srt.spec.verify_input import make_block_input
+from sglang_ext.srt.spec.verify_input import block_batch, make_block_input
 
 
 class DraftSide:
@@ -116,33 +111,14 @@ class DraftSide:
         Called on the draft's own `ranks`.
         """
         layout = self.layout
-        ids = layout.block_ids(live.anchors, self.config.mask_token_id).flatten()
-        table = self.runner.req_to_token_pool.req_to_token
-        slots = live.slots(table, layout.query_rows).flatten()
-        ends = live.prefix_cpu + layout.query_rows
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=len(live),
-            input_ids=ids,
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            out_cache_loc=slots,
-            seq_lens_sum=int(ends.sum()),
-            seq_lens_cpu=ends,
-            positions=layout.block_positions(live.prefix).flatten(),
-            spec_algorithm=self._algorithm,
-            spec_info=self._block_info,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            global_num_token_non_padded_cpu=ids.numel(),
+        batch = block_batch(
+            self.runner,
+            live,
+            layout.block_ids(live.anchors, self.config.mask_token_id),
+            layout.block_positions(live.prefix),
+            self._block_info,
+            self._algorithm,
         )
-        plan = self.runner.kv_index_translator.plan(
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            seq_lens_cpu=live.prefix_cpu,
-            write_virtual=slots,
-            read_extent=layout.query_rows,
-        )
-        plan.bind(batch, self.runner.kv_index_translator)
         with torch.inference_mode():
             hidden = self.runner.forward(batch).logits_output.hidden_states
         return layout.predictions(hidden.view(len(live), layout.query_rows, -1))

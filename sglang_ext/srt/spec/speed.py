@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_ext import __version__, env
@@ -22,6 +21,7 @@ from sglang_ext.core.spec.errors import TableError
 from sglang_ext.core.spec.speed_grid import SpeedGrid
 from sglang_ext.srt.spec.live import LiveBatch
 from sglang_ext.srt.spec.ranks import dp_slots, set_rows
+from sglang_ext.srt.spec.verify_input import block_batch, make_verify_input
 
 logger = logging.getLogger(__name__)
 
@@ -116,36 +116,11 @@ class _Scratch:
 
     def verify(self, requests: int, rows: int, length: int) -> None:
         """One target pass over `rows` rows of each request."""
-        from sglang_ext.srt.spec.verify_input import make_verify_input
-
         live = self.live(requests, length)
-        steps = torch.arange(rows, device=live.prefix.device)
-        positions = (live.prefix[:, None] + steps).flatten()
-        slots = live.slots(self.table, rows).flatten()
-        info = make_verify_input(torch.zeros_like(positions), positions, [rows] * requests)
-        ends = live.prefix_cpu + rows
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=requests,
-            input_ids=torch.zeros_like(positions),
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            out_cache_loc=slots,
-            seq_lens_sum=int(ends.sum()),
-            seq_lens_cpu=ends,
-            positions=positions,
-            spec_info=info,
-            capture_hidden_mode=info.capture_hidden_mode,
-            global_num_token_non_padded_cpu=positions.numel(),
-        )
-        plan = self.runner.kv_index_translator.plan(
-            req_pool_indices=live.pool_rows,
-            seq_lens=live.prefix,
-            seq_lens_cpu=live.prefix_cpu,
-            write_virtual=slots,
-            read_extent=rows,
-        )
-        plan.bind(batch, self.runner.kv_index_translator)
+        positions = live.prefix[:, None] + torch.arange(rows, device=live.prefix.device)
+        ids = torch.zeros_like(positions)
+        info = make_verify_input(ids.flatten(), positions.flatten(), [rows] * requests)
+        batch = block_batch(self.runner, live, ids, positions, info)
         set_rows(batch, positions.numel(), dp_slots())
         with torch.inference_mode():
             self.runner.forward(batch)
