@@ -21,7 +21,7 @@ from tests.tiny import save_tokenizer
 
 pytestmark = pytest.mark.oracle
 
-CONFIGURATIONS = 24
+CONFIGURATIONS = 40
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 TOLERANCE = 1e-4
 YARN = {
