@@ -156,11 +156,10 @@ class Model:
         net = machine.dispatch if a.a2a == "deepep" else machine.link
         rates = Rates(machine.hbm, machine.bf16, machine.experts, net)
         reads = sum(k.count * k.reads(context) / min(a.attn_tp, k.kv_shards) for k in s.kinds)
-        pairs = sum(k.count * k.flops(context) for k in s.kinds)
-        attention = s.attention_params + s.dense_layers * s.dense
+        weights = s.attention_per_rank(a.attn_tp) + s.dense_layers * s.dense / a.attn_tp
         work = LayerWork(
-            attention_bytes=attention * s.linear / a.attn_tp + requests * reads,
-            attention_flop=rows * (pairs + 2 * attention) / a.attn_tp,
+            attention_bytes=weights * s.linear + requests * reads,
+            attention_flop=rows * (s.pair_flops(context, a.attn_tp) + 2 * weights),
             expert_bytes=self._expert_bytes(rows * a.dp),
             expert_flop=self._expert_flop(rows * a.dp) * self._skew,
             sent_bytes=s.layers * self._sent(rows),
@@ -211,7 +210,7 @@ class Model:
         touched = 1.0
         if d.experts:
             touched = 1 - (1 - d.top_k / d.experts) ** (rows * a.dp)
-        read = d.shared / a.attn_tp + d.routed * touched / a.tp
+        read = d.shared_per_rank(a.attn_tp) + d.routed * touched / a.tp
         read += requests * (d.kv_token * context + d.kv_request) / min(a.attn_tp, d.kv_shards)
         # One pass over the block, the head over its rows, then one small step per token.
         block = max(read / machine.hbm, 2 * rows * d.row_params / a.attn_tp / machine.bf16)
@@ -222,13 +221,12 @@ class Model:
     def prefill(self, tokens: float) -> float:
         """Seconds until one lone prompt is read, queueing left out."""
         s, a, machine = self.shape, self.layout, self.machine
-        attention = s.attention_params + s.dense_layers * s.dense
-        pairs = sum(k.count * k.flops(tokens / 2) for k in s.kinds)
-        split = a.attn_tp * a.cp
-        dense = tokens * (2 * attention + pairs) / split / machine.bf16
+        weights = s.attention_per_rank(a.attn_tp) + s.dense_layers * s.dense / a.attn_tp
+        pairs = s.pair_flops(tokens / 2, a.attn_tp)
+        dense = tokens / a.cp * (2 * weights + pairs) / machine.bf16
         # Experts are shared by all groups, each with a prompt of its own.
         routed = self._expert_flop(tokens * a.dp) / machine.experts
         sent = s.layers * self._sent(tokens / a.cp)
         net = machine.dispatch if a.a2a == "deepep" else machine.link
-        weights = (self._expert_bytes(tokens) + attention * s.linear / a.attn_tp) / machine.hbm
-        return max(dense + routed, weights) + sent / net + machine.step
+        read = (self._expert_bytes(tokens) + weights * s.linear) / machine.hbm
+        return max(dense + routed, read) + sent / net + machine.step

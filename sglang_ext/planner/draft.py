@@ -16,6 +16,7 @@ class DraftShape:
     """A draft beside a target.
 
     gamma: tokens drafted per round; shared, routed: bytes of weights outside and inside experts
+    whole: bytes of the shared ones that tensor parallelism does not split
     kv_token, kv_request: bytes per token, and per request whatever its length
     row_params: parameters that one drafted row passes through
     serial: bytes read at each of the gamma steps of the Markov loop
@@ -24,6 +25,7 @@ class DraftShape:
 
     gamma: int
     shared: float
+    whole: float
     routed: float
     kv_token: float
     kv_shards: int
@@ -32,6 +34,10 @@ class DraftShape:
     serial: float
     experts: int = 0
     top_k: int = 0
+
+    def shared_per_rank(self, attn_tp: int) -> float:
+        """Bytes of weights outside the experts on one of `attn_tp` ranks."""
+        return self.whole + (self.shared - self.whole) / attn_tp
 
 
 def draft_of(model: Model, shape: Shape, layout: Layout) -> DraftShape | None:
@@ -52,12 +58,14 @@ def _in_checkpoint(draft: Draft, target: Mapping[str, Any], shape: Shape) -> Dra
     window = next((k for k in shape.kinds if k.name == "window"), shape.kinds[0])
     markov = 2.0 * shape.vocab * rank * BF16
     shared = stages * (window.params + shape.shared_params) * shape.linear
-    shared += stages * shape.hidden * shape.hidden * shape.linear + markov
+    features = shape.hidden * shape.hidden
+    shared += stages * features * shape.linear + markov
     routed = stages * shape.experts * shape.expert_params * shape.expert
     row = window.params + shape.shared_params + shape.top_k * shape.expert_params
     return DraftShape(
         gamma=draft.gamma,
         shared=shared,
+        whole=stages * (window.whole + features) * shape.linear + markov,
         routed=routed,
         kv_token=0.0,
         kv_shards=1,
@@ -78,10 +86,13 @@ def _dense(draft: Draft, shape: Shape) -> DraftShape:
     ids = config.get("target_layer_ids") or config.get("dflash_config", {})["target_layer_ids"]
     vocab = config.get("draft_vocab_size") or config["vocab_size"]
     rank = config.get("markov_rank", 0)
-    row = layers * layer + len(ids) * hidden * hidden
+    features = len(ids) * hidden * hidden
+    row = layers * layer + features
+    tables = (config["vocab_size"] + vocab) * rank
     return DraftShape(
         gamma=draft.gamma,
-        shared=(row + (config["vocab_size"] + vocab) * rank) * BF16,
+        shared=(row + tables) * BF16,
+        whole=(features + tables) * BF16,
         routed=0.0,
         kv_token=layers * 2 * kv * dim * BF16,
         kv_shards=kv,

@@ -83,11 +83,11 @@ def _weights(shape: Shape, draft: DraftShape | None, layout: Layout) -> dict[str
     shared_split = 1 if layout.a2a == "deepep" else layout.tp
     indexer = shape.indexer_params
     terms = {
-        "attention weights": (shape.attention_params - indexer) * shape.linear / attn_tp,
+        "attention weights": (shape.attention_per_rank(attn_tp) - indexer) * shape.linear,
         "embedding and head": shape.head_params * BF16 / attn_tp,
     }
     if indexer:
-        terms["indexer weights"] = indexer * shape.linear / attn_tp
+        terms["indexer weights"] = indexer * shape.linear
     if shape.dense_layers:
         split = 1 if whole_dense else attn_tp
         terms["dense MLP weights"] = shape.dense_layers * shape.dense * shape.linear / split
@@ -101,7 +101,7 @@ def _weights(shape: Shape, draft: DraftShape | None, layout: Layout) -> dict[str
         if layout.redundant:
             terms["redundant experts"] = shape.moe_layers * layout.redundant / layout.ep * one
     if draft is not None and layout.algorithm:
-        terms["draft weights"] = draft.shared / attn_tp + draft.routed / layout.tp
+        terms["draft weights"] = draft.shared_per_rank(attn_tp) + draft.routed / layout.tp
     return terms
 
 

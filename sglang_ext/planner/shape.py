@@ -19,13 +19,15 @@ V4_WINDOW_SHARE = 0.1  # SGLang keeps window rows for a tenth of the tokens (swa
 
 @dataclass(frozen=True)
 class Indexer:
-    """What chooses a layer's keys, itself counted in the sizes of its LayerKind.
+    """What chooses a layer's keys; its parameters and bytes are counted in its LayerKind too.
 
     params: parameters; kv_token, kv_request: bytes kept per token, and per request
+    flops: FLOP per query token and token of context
     """
 
     params: float
     kv_token: float
+    flops: float
     kv_request: float = 0.0
 
 
@@ -34,10 +36,12 @@ class LayerKind:
     """Layers that attend alike.
 
     count: how many; params: attention's parameters per layer
+    whole: its part of params that tensor parallelism does not split
     kv_token: bytes kept per token and layer; kv_shards: ranks that can share them out
     kv_request: bytes kept per request and layer whatever its length
     indexer: its part of params, kv_token and kv_request, None without
-    flops: context -> FLOP per query token and layer; reads: context -> bytes per sequence and layer
+    flops: context -> FLOP per query token and layer, the indexer's left out
+    reads: context -> bytes per sequence and layer
     """
 
     name: str
@@ -47,6 +51,7 @@ class LayerKind:
     kv_shards: int
     flops: Callable[[float], float]
     reads: Callable[[float], float]
+    whole: float = 0.0
     kv_request: float = 0.0
     indexer: Indexer | None = None
 
@@ -86,8 +91,21 @@ class Shape:
 
     @property
     def indexer_params(self) -> float:
-        """Of attention's parameters, the indexers'."""
+        """Of attention's parameters, the indexers'. No rank holds less than all of them."""
         return sum(k.count * k.indexer.params for k in self.kinds if k.indexer)
+
+    def attention_per_rank(self, attn_tp: int) -> float:
+        """Attention's parameters on one of `attn_tp` ranks."""
+        whole = sum(kind.count * kind.whole for kind in self.kinds)
+        return whole + (self.attention_params - whole) / attn_tp
+
+    def pair_flops(self, context: float, attn_tp: int) -> float:
+        """FLOP of scores and values of all layers for one query token, on one rank.
+
+        Attention's heads are split over ranks; the indexer's are not.
+        """
+        heads = sum(k.count * k.flops(context) for k in self.kinds) / attn_tp
+        return heads + sum(k.count * k.indexer.flops * context for k in self.kinds if k.indexer)
 
     @property
     def head_params(self) -> float:
@@ -241,9 +259,10 @@ def _v32(config: Mapping[str, Any]) -> Shape:
         params=attention + indexer,
         kv_token=row + INDEX_ENTRY,
         kv_shards=1,
-        flops=lambda n: min(n, topk) * pair + n * 2.0 * ih * idim,
+        flops=lambda n: min(n, topk) * pair,
         reads=lambda n: min(n, topk) * row + n * INDEX_ENTRY,
-        indexer=Indexer(indexer, INDEX_ENTRY),
+        whole=hidden * (rank + latent + rope) + indexer,
+        indexer=Indexer(indexer, INDEX_ENTRY, 2.0 * ih * idim),
     )
     dense = config["first_k_dense_replace"]
     expert = 3.0 * hidden * config["moe_intermediate_size"]
@@ -311,21 +330,24 @@ def _v4_kind(config: Mapping[str, Any], ratio: int) -> LayerKind:
         return min(n, window) + chosen
 
     scored = {0: 0.0, 4: 0.25, 128: 0.0}[ratio]
+    whole = float(hidden * (rank + dim))
     indexer = None
     if ratio == 4:
         own = float(rank * ih * idim + hidden * (4 * idim + ih))
-        indexer = Indexer(own, scored * INDEX_ENTRY, 16 * 4.0 * 4 * idim)
-        params += 4.0 * hidden * dim + own
-    elif ratio == 128:
-        params += 2.0 * hidden * dim
+        flops = scored * 2.0 * ih * idim
+        indexer = Indexer(own, scored * INDEX_ENTRY, flops, 16 * 4.0 * 4 * idim)
+    compressor = {0: 0.0, 4: 4.0 * hidden * dim, 128: 2.0 * hidden * dim}[ratio]
+    added = compressor + (indexer.params if indexer else 0.0)
+    params, whole = params + added, whole + added
     return LayerKind(
         name={0: "window", 4: "CSA", 128: "HCA"}[ratio],
         count=ratios.count(ratio),
         params=params,
         kv_token=V4_ENTRY * V4_WINDOW_SHARE + compressed + scored * INDEX_ENTRY,
         kv_shards=1,
-        flops=lambda n: keys(n) * pair + scored * n * 2.0 * ih * idim,
+        flops=lambda n: keys(n) * pair,
         reads=lambda n: keys(n) * V4_ENTRY + scored * n * INDEX_ENTRY,
+        whole=whole,
         kv_request=ring,
         indexer=indexer,
     )

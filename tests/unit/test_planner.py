@@ -181,7 +181,8 @@ def test_redundant_experts_take_their_share() -> None:
 
 
 def test_a_dense_draft_takes_its_share() -> None:
-    """The draft of Qwen3-8B: five layers of the target's sizes, split over 8 ranks."""
+    """The draft of Qwen3-8B: five layers of the target's sizes, split over 8 ranks; what reads the
+    target's features and the Markov tables is whole on each."""
     model, machine = catalog.model("qwen3-8b"), catalog.hardware("8xh200")
     shape, layout = read_shape(model.config), Layout(1, 8, algorithm="dspark", gamma=7)
     load = Load(900, 100, 4)
@@ -191,7 +192,7 @@ def test_a_dense_draft_takes_its_share() -> None:
     assert (config["num_hidden_layers"], config["markov_rank"]) == (5, 256)
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
     taps, markov = 5 * 4096 * 4096, 2 * 151936 * 256
-    assert with_draft.weights["draft weights"] == 2 * (5 * layer + taps + markov) / 8
+    assert with_draft.weights["draft weights"] == 2 * (5 * layer / 8 + taps + markov)
     assert with_draft.kv["draft KV"] == 4 * 1000 * 5 * 2 * 1024 * 2 / 8
     more = with_draft.weights["draft weights"] + with_draft.kv["draft KV"]
     assert with_draft.static - without.static == pytest.approx(more)
@@ -204,7 +205,12 @@ def test_a_draft_in_the_checkpoint_takes_its_share() -> None:
     draft = draft_of(model, shape, layout)
     load = Load(4000, 96, 8)
     memory = memory_of(shape, draft, layout, machine, load)
-    assert 8 * memory.weights["draft weights"] == pytest.approx(10.86e9, rel=0.005)
+    assert draft is not None
+    assert draft.shared + draft.routed == pytest.approx(10.86e9, rel=0.005)
+    # Of each of three stages the first projections of queries and keys, and what reads features.
+    first = 3 * (4096 * (1024 + 512) + 4096 * 4096) * shape.linear + 2 * 129280 * 256 * 2
+    assert draft.whole == first
+    assert memory.weights["draft weights"] == first + (draft.shared + draft.routed - first) / 8
     assert memory.kv["draft KV"] == 8 * 3 * 128 * 584
     plain = memory_of(shape, None, replace(layout, algorithm=""), machine, load)
     assert "draft weights" not in plain.terms()
