@@ -1,12 +1,14 @@
 """What runs on a machine without a GPU: layouts, algorithms and workloads, and what is refused.
 
-The one source of the table in docs/layouts.md, of the refusals at start-up and of the end-to-end
-tests: every cell that says yes is a test, every refusal is one too.
+The one source of the table in docs/layouts.md and of the end-to-end tests: every cell that says yes
+is a test. What is refused by its flags stands in refusals.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from sglang_ext.core.refusals import STAGES
 
 NONE, DSPARK, DFLASH, NEXTN = "none", "DSPARK", "DFLASH", "NEXTN"
 
@@ -83,7 +85,6 @@ _EPLB = (
 )
 _SENT = ("normal expert exchange", "empty send to the experts")
 _LOW = ("low-latency expert exchange",)
-_STAGES = "the draft reads layers that other stages hold"
 
 # Models with experts; the dense one stands in where experts change nothing.
 _MIXTURES = (EXPERTS, V32, V4)
@@ -131,13 +132,13 @@ LAYOUTS: tuple[Layout, ...] = (
         "pp2",
         _flags("--pp-size 2"),
         (EXPERTS, V32),
-        speculation=_STAGES,
+        speculation=STAGES,
         refused=((V4, STREAMS_OF_STAGES),),
     ),
     Layout(
         "pp2 dp2",
         _flags(f"--pp-size 2 {_DP2}"),
-        speculation=_STAGES,
+        speculation=STAGES,
         refused=((V4, STREAMS_OF_STAGES),),
     ),
     Layout(
@@ -236,122 +237,3 @@ def verdict(where: Layout, model: str, algorithm: str, workload: str) -> Verdict
     if algorithm != NONE:
         return Verdict(where.speculation or "")
     return Verdict()
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A combination of flags that ends the start.
-
-    flag: what is at fault; beside: what it does not go with; why; remedy
-    """
-
-    flag: str
-    beside: str
-    why: str
-    remedy: str
-
-    def message(self, found: object) -> str:
-        return (
-            f"{self.flag}: expected not to be given {self.beside}, found {found}. "
-            f"{self.why[0].upper()}{self.why[1:]}. {self.remedy}"
-        )
-
-
-REFUSALS: dict[str, Refusal] = {
-    "two-batch without exchange": Refusal(
-        "--enable-two-batch-overlap",
-        "without --moe-a2a-backend deepep",
-        "the halves meet at the expert exchange, and SGLang's gather for all ranks has no size "
-        "for half a batch",
-        "Add --moe-a2a-backend deepep, or leave it out: on a CPU it changes no speed.",
-    ),
-    "two-batch with cp": Refusal(
-        "--enable-two-batch-overlap",
-        "with --attn-cp-size",
-        "the halves of a batch carry no context-parallel split",
-        "Leave one of them out.",
-    ),
-    "two-batch with mixed chunk": Refusal(
-        "--enable-two-batch-overlap",
-        "with --enable-mixed-chunk",
-        "SGLang cuts a batch by prompts or by decoding requests, and such a batch has both",
-        "Leave one of them out.",
-    ),
-    "two-batch with speculation": Refusal(
-        "--enable-two-batch-overlap",
-        "with --speculative-algorithm, but for DSPARK and DFLASH on Qwen3-MoE, DeepSeek-V3.2 and "
-        "DeepSeek-V4, and NEXTN on the last",
-        "other verifications have not been held to one rank in halves, and other models keep no "
-        "layer inputs of a half for a draft",
-        "Leave one of them out.",
-    ),
-    "single-batch without exchange": Refusal(
-        "--enable-single-batch-overlap",
-        "on a CPU without --moe-a2a-backend deepep",
-        "it overlaps the expert exchange with the experts, and there is none",
-        "Add --moe-a2a-backend deepep, or leave it out.",
-    ),
-    "single-batch with two-batch": Refusal(
-        "--enable-single-batch-overlap",
-        "on a CPU with --enable-two-batch-overlap",
-        "batches of both kinds in one run have not been held to one rank",
-        "Leave one of them out.",
-    ),
-    "single-batch of other models": Refusal(
-        "--enable-single-batch-overlap",
-        "on a CPU with another model than Qwen3-MoE, DeepSeek-V3.2 and DeepSeek-V4",
-        "SGLang's other models overlap on CUDA streams, or not at all",
-        "Leave it out.",
-    ),
-    "single-batch with cp": Refusal(
-        "--enable-single-batch-overlap",
-        "on a CPU with --attn-cp-size",
-        "an exchange that is overlapped within a split prefill has not been held to one rank",
-        "Leave one of them out.",
-    ),
-    "eplb with overlap": Refusal(
-        "--enable-eplb",
-        "on a CPU with --enable-two-batch-overlap or --enable-single-batch-overlap",
-        "experts that move between overlapped batches have not been held to one rank",
-        "Leave one of them out.",
-    ),
-    "eplb with cp": Refusal(
-        "--enable-eplb",
-        "on a CPU with --attn-cp-size",
-        "experts that move between split prefills have not been held to one rank",
-        "Leave one of them out.",
-    ),
-    "eplb with low latency": Refusal(
-        "--enable-eplb",
-        "with --moe-a2a-backend deepep in another mode than normal",
-        "SGLang counts the load of experts in one mode at a time",
-        "Add --deepep-mode normal.",
-    ),
-    "exchange": Refusal(
-        "--moe-a2a-backend",
-        "on a CPU with another value than none or deepep",
-        "the other exchanges are CUDA libraries",
-        "Use --moe-a2a-backend deepep, which runs over torch.distributed here.",
-    ),
-    "cp backend": Refusal(
-        "--enable-prefill-cp",
-        "on a CPU with another backend than 'portable', or latent K/V of a model that SGLang loads",
-        "keys and values must be gathered before they are written, which only ours do",
-        "Leave out --enable-prefill-cp, or --attention-backend.",
-    ),
-    "decode cp": Refusal(
-        "--dcp-size",
-        "on a CPU",
-        "no attention backend here reads K/V that are spread over ranks",
-        "Use --attn-cp-size with --enable-prefill-cp for prefill, --attn-dp-size for decode.",
-    ),
-    "moe dp": Refusal(
-        "--moe-dp-size",
-        "on a CPU",
-        "its results have not been held to those of one rank",
-        "Use --ep-size, or --moe-a2a-backend deepep.",
-    ),
-    "pipeline with speculation": Refusal(
-        "--pp-size", "with DSPARK or DFLASH", _STAGES, "Leave it out."
-    ),
-}

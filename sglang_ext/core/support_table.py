@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sglang_ext.core.refusals import REFUSALS
 from sglang_ext.core.support import (
     ALGORITHMS,
     LAYOUTS,
     MODELS,
     NEXTN,
     NONE,
-    REFUSALS,
     UNTRIED,
     V4,
     WORKLOADS,

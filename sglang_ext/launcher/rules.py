@@ -7,10 +7,11 @@ the reason before anything starts. A rule is a function of a `View` that yields 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from sglang_ext.core.layout import LayoutError, ParallelLayout
+from sglang_ext.core.refusals import LayoutFlags, refused
 from sglang_ext.launcher.compose import Launch
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.rules_experts import EXPERT_RULES
@@ -134,7 +135,7 @@ def overlap_limits(v: View) -> Complaints:
     if v.has("enable-two-batch-overlap"):
         yield from _two_batches(v)
     if v.has("enable-single-batch-overlap"):
-        if v.a2a != "deepep":
+        if v.a2a != "deepep" and not v.on_cpu:
             yield (
                 "single-batch overlap hides DeepEP's dispatch; there is none.",
                 "Add --moe-a2a-backend deepep, or drop --enable-single-batch-overlap.",
@@ -157,11 +158,11 @@ def overlap_limits(v: View) -> Complaints:
 
 def _two_batches(v: View) -> Complaints:
     drop = "Drop --enable-two-batch-overlap."
-    if v.sizes.cp > 1:
+    if v.sizes.cp > 1 and not v.on_cpu:
         yield "the halves of a two-batch overlap carry no context-parallel plan.", drop
     if not v.experts:
         yield "two-batch overlap hides the exchange between experts; there are none.", drop
-    elif v.a2a == "none" and not (v.is_v4 and v.sizes.dp > 1):
+    elif v.a2a == "none" and not v.on_cpu and not (v.is_v4 and v.sizes.dp > 1):
         yield (
             "without an all-to-all backend there is nothing to overlap.",
             ("Add --moe-a2a-backend deepep, or drop --enable-two-batch-overlap."),
@@ -175,6 +176,19 @@ def _two_batches(v: View) -> Complaints:
             yield f"verifications of {v.algorithm} are not cut in halves for this model.", drop
     elif v.is_v4 and v.algorithm:
         yield "DeepSeek-V4 splits a verification batch into a half with no tokens.", drop
+
+
+def what_a_cpu_refuses(v: View) -> Complaints:
+    """What the server itself would refuse, in its words, before it is started."""
+    if not v.on_cpu:
+        return
+    given = {
+        field.name: v.flags[flag]
+        for field in fields(LayoutFlags)
+        if v.flags.get(flag := field.name.replace("_", "-")) is not None
+    }
+    for refusal, found in refused(LayoutFlags(**given)):
+        yield refusal.reason(found), refusal.remedy
 
 
 def lm_head_follows_attention(v: View) -> Complaints:
@@ -211,6 +225,7 @@ ERRORS: tuple[Callable[[View], Complaints], ...] = (
     gpu_can_compute_it,
     context_parallel_limits,
     overlap_limits,
+    what_a_cpu_refuses,
     lm_head_follows_attention,
     memory_share_is_a_share,
     pipeline_limits,

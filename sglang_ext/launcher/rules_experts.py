@@ -117,7 +117,7 @@ def experts_divide(v: View) -> Iterator[tuple[str, str]]:
 def balancing_sees_the_dispatch(v: View) -> Iterator[tuple[str, str]]:
     if not v.has("enable-eplb"):
         return
-    if v.a2a == "deepep" and v.text("deepep-mode", "auto") != "normal":
+    if v.a2a == "deepep" and v.text("deepep-mode", "auto") != "normal" and not v.on_cpu:
         yield (
             "the load recorder follows one dispatch mode, and in auto it cannot tell which.",
             "Use --deepep-mode normal.",

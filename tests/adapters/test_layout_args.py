@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.core.support import LAYOUTS, NEXTN, REFUSALS, UNTRIED, V4, V32, verdict
+from sglang_ext.core.refusals import REFUSALS
+from sglang_ext.core.support import LAYOUTS, NEXTN, UNTRIED, V4, V32, verdict
 from sglang_ext.srt.parallel.layout_args import LayoutError
 from tests.tiny import make_draft, make_target
 

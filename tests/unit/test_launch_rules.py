@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_ext.core.refusals import REFUSALS
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.catalog import Preset
 from sglang_ext.launcher.compose import Launch, compose, for_node
@@ -148,6 +149,45 @@ def test_overlap_is_refused_with_its_reason(model: str, parts: str, reason: str)
 def test_a_cpu_and_blackwell_overlap_inside_a_batch(model: str, machine: str, parts: str) -> None:
     launch = launch_of(model, machine, parts, max_running_requests=8)
     assert [f.reason for f in check(launch) if f.rule == "overlap-limits"] == []
+
+
+# refusal -> parts and flags that meet it on a CPU
+ON_A_CPU: dict[str, tuple[str, dict[str, Any]]] = {
+    "two-batch without exchange": ("dp2 tbo", {}),
+    "two-batch with cp": ("ep2 deepep tbo", {"attn_cp_size": 2}),
+    "two-batch with mixed chunk": ("dp2 ep2 deepep tbo", {"enable_mixed_chunk": True}),
+    "single-batch without exchange": ("dp2 sbo", {}),
+    "single-batch with two-batch": ("dp2 ep2 deepep sbo tbo", {}),
+    "single-batch with cp": ("ep2 deepep sbo", {"attn_cp_size": 2}),
+    "eplb with overlap": ("dp2 ep2 deepep tbo", {"enable_eplb": True}),
+    "eplb with cp": ("ep2 deepep", {"enable_eplb": True, "attn_cp_size": 2}),
+    "eplb with low latency": ("dp2 ep2 deepep", {"enable_eplb": True}),
+    "exchange": ("dp2 ep2", {"moe_a2a_backend": "mooncake"}),
+    "decode cp": ("", {"dcp_size": 2}),
+    "moe dp": ("", {"moe_dp_size": 2}),
+}
+# They depend on the model, or on the algorithm.
+ELSEWHERE = {
+    "two-batch with speculation", "single-batch of other models", "cp backend",
+    "pipeline with speculation",
+}  # fmt: skip
+
+
+def test_every_refusal_of_the_server_is_one_here() -> None:
+    assert ON_A_CPU.keys() | ELSEWHERE == REFUSALS.keys()
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_a_cpu_refuses_what_its_server_would(name: str) -> None:
+    parts, flags = ON_A_CPU[name]
+    launch = launch_of(V32, "cpu", f"cpu tp2 {parts}", max_running_requests=8, **flags)
+    said = [f for f in check(launch) if f.rule == "what-a-cpu-refuses"]
+    wanted = REFUSALS[name]
+    assert any(f.remedy == wanted.remedy and wanted.beside in f.reason for f in said)
+    others = {f.rule for f in check(launch) if f.level == "error"} - {"what-a-cpu-refuses"}
+    assert not others & {"overlap-limits", "balancing-sees-the-dispatch"}
+    on_gpus = launch_of(V32, "8xh200", f"tp8 {parts}".replace("2", "8"), **flags)
+    assert "what-a-cpu-refuses" not in broken(on_gpus)
 
 
 @pytest.mark.parametrize("model", [V32, V4])

@@ -1,13 +1,13 @@
 """Parallel layouts on a CPU, checked before any rank starts: what cannot be exact is refused.
 
-The table is core/support.py; here stands when each of its refusals applies, and the one number
+The table is core/refusals.py; here stand the refusals that depend on the model, and the one number
 that needs arithmetic: how many rows low-latency exchange must hold.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import (
@@ -20,7 +20,8 @@ from sglang.srt.arg_groups.overrides import (
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.environ import envs
 
-from sglang_ext.core.support import ALGORITHMS, REFUSALS
+from sglang_ext.core.refusals import REFUSALS, LayoutFlags, refused
+from sglang_ext.core.support import ALGORITHMS
 from sglang_ext.srt.models import deepseek_v4_nextn_args as nextn
 from sglang_ext.srt.models.claims import claim_of
 
@@ -33,77 +34,25 @@ class LayoutError(ValueError):
     """A parallel layout that this device cannot serve exactly."""
 
 
-def _exchanged_otherwise(c: Any) -> bool:
-    return c.moe_a2a_backend not in ("none", "deepep")
-
-
-def _splits_prefills(c: Any) -> bool:
-    return (c.attn_cp_size or 1) > 1
-
-
-def _cp_size(c: Any) -> str:
-    return f"--attn-cp-size {c.attn_cp_size}"
-
-
-def _overlap(c: Any) -> str:
-    """The flag that overlaps batches; empty where none does."""
-    found = [f"enable_{kind}_batch_overlap" for kind in ("two", "single")]
-    given = [name for name in found if getattr(c, name)]
-    return f"--{given[0].replace('_', '-')}" if given else ""
-
-
-# refusal -> (when it applies, what was found)
-_WHEN: dict[str, tuple[Callable[[Any], bool], Callable[[Any], object]]] = {
-    "two-batch without exchange": (
-        lambda c: c.enable_two_batch_overlap and c.moe_a2a_backend == "none",
-        lambda c: f"--moe-a2a-backend {c.moe_a2a_backend}",
-    ),
-    "two-batch with cp": (
-        lambda c: c.enable_two_batch_overlap and _splits_prefills(c),
-        _cp_size,
-    ),
-    "two-batch with mixed chunk": (
-        lambda c: c.enable_two_batch_overlap and c.enable_mixed_chunk,
-        lambda c: "--enable-mixed-chunk",
-    ),
-    "single-batch without exchange": (
-        lambda c: c.enable_single_batch_overlap and c.moe_a2a_backend == "none",
-        lambda c: f"--moe-a2a-backend {c.moe_a2a_backend}",
-    ),
-    "single-batch with two-batch": (
-        lambda c: c.enable_single_batch_overlap and c.enable_two_batch_overlap,
-        lambda c: "both",
-    ),
-    "single-batch with cp": (
-        lambda c: c.enable_single_batch_overlap and _splits_prefills(c),
-        _cp_size,
-    ),
-    "eplb with overlap": (lambda c: c.enable_eplb and bool(_overlap(c)), _overlap),
-    "eplb with cp": (lambda c: c.enable_eplb and _splits_prefills(c), _cp_size),
-    "eplb with low latency": (
-        lambda c: c.enable_eplb and c.moe_a2a_backend == "deepep" and c.deepep_mode != "normal",
-        lambda c: f"--deepep-mode {c.deepep_mode}",
-    ),
-    "exchange": (_exchanged_otherwise, lambda c: c.moe_a2a_backend),
-    "decode cp": (lambda c: (c.dcp_size or 1) > 1, lambda c: c.dcp_size),
-    "moe dp": (lambda c: (c.moe_dp_size or 1) > 1, lambda c: c.moe_dp_size),
-}
-
-
 def check_layout(server_args: Any) -> None:
     """Raise LayoutError for a combination of `REFUSALS`, in its words."""
     cfg = resolving_view(server_args)
     if cfg.device != "cpu":
         return
-    for name, (applies, found) in _WHEN.items():
-        if applies(cfg):
-            raise LayoutError(REFUSALS[name].message(found(cfg)))
+    for refusal, found in refused(_flags(cfg)):
+        raise LayoutError(refusal.message(found))
     if cfg.enable_two_batch_overlap and cfg.speculative_algorithm is not None:
         _check_overlapped_speculation(server_args, str(cfg.speculative_algorithm))
     if cfg.enable_single_batch_overlap:
         _check_single_batch(server_args)
     if cfg.enable_prefill_cp:
         _check_context_parallel(server_args)
+
+
+def _flags(cfg: Any) -> LayoutFlags:
+    """SGLang leaves some sizes unset where they are 1."""
+    names = (field.name for field in fields(LayoutFlags))
+    return LayoutFlags(**{n: v for n in names if (v := getattr(cfg, n)) is not None})
 
 
 def _check_overlapped_speculation(server_args: Any, algorithm: str) -> None:
