@@ -83,6 +83,7 @@ _EPLB = (
     "--enable-eplb --ep-num-redundant-experts 2 --eplb-rebalance-num-iterations 40 "
     "--expert-distribution-recorder-buffer-size 40"
 )
+_GATHERED = ("SUM_LEN gather of a prefill or verification",)
 _SENT = ("normal expert exchange", "empty send to the experts")
 _LOW = ("low-latency expert exchange",)
 
@@ -93,8 +94,8 @@ STREAMS_OF_STAGES = "the streams are not sent between stages"
 LAYOUTS: tuple[Layout, ...] = (
     Layout("tp2", _flags("--tp-size 2"), (DENSE, *_MIXTURES)),
     Layout("dp2 replicas", _flags("--dp-size 2")),
-    Layout("dp2 attention", _flags(_DP2), _MIXTURES),
-    Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2"), _MIXTURES),
+    Layout("dp2 attention", _flags(_DP2), _MIXTURES, shows=_GATHERED),
+    Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2"), _MIXTURES, shows=_GATHERED),
     Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), _MIXTURES),
     Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), _MIXTURES, shows=_SENT),
     Layout(

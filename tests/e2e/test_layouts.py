@@ -46,6 +46,8 @@ LOAD = re.compile(r'^sglang_ext_expert_load_max_over_mean\{.*when="(\w+)".*\} (\
 # What a verification in two batches meets. A chain of NEXTN has several rows: no half is empty.
 SPLIT = ("two-batch split of a verification", "two-batch split inside a verified request")
 RAGGED = (*SPLIT, "two-batch split with an empty half")
+# Layouts in which the rows of all DP ranks meet for every layer.
+GATHERED = ("dp2 attention", "ep2 standard")
 HALVES = {NONE: (), NEXTN: SPLIT, DSPARK: RAGGED, DFLASH: RAGGED}
 
 
@@ -126,7 +128,10 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
     """The layout did what its name says at least once, and nothing is left behind."""
     log = server.log()
     halves = HALVES[algorithm] if "--enable-two-batch-overlap" in where.flags else ()
-    for event in (*where.shows, *halves):
+    # Uneven prefills meet one after another; decode steps of like size padded to the longest.
+    decodes = where.name in GATHERED and algorithm == NONE
+    gathers = ("MAX_LEN gather of a decode",) if decodes else ()
+    for event in (*where.shows, *halves, *gathers):
         assert f"layout: first {event}" in log, event
     if "--enable-eplb" in where.flags:
         assert log.count("[EPLBManager] rebalance end") >= where.ranks

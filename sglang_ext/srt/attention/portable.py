@@ -25,6 +25,7 @@ from sglang_ext.kernels.attention import (
 )
 from sglang_ext.srt.attention.portable_plan import branch_plan, build_plan, split_plan
 from sglang_ext.srt.parallel.context import gather_rows, local_rows
+from sglang_ext.srt.parallel.seen import note_gather
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -58,6 +59,7 @@ class PortableAttnBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan the forward; every layer of it shares the plan."""
+        note_gather(forward_batch)
         if forward_batch.forward_mode.is_idle():
             self.adopt_plan(None)
             return

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_ext.srt.attention.dsa_plan import Span, chain_spans, spans_of, split_spans
 from sglang_ext.srt.parallel.context import gather_rows, local_rows
+from sglang_ext.srt.parallel.seen import note_gather
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -57,6 +58,7 @@ class SlotBackend(AttentionBackend):
         """
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        note_gather(forward_batch)
         idle = forward_batch.forward_mode.is_idle()
         local = None if idle else local_rows(forward_batch)
         self._split = local is not None
