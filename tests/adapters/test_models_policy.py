@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from sglang_ext.patches import Stage, selected
-from sglang_ext.srt.models import cuda_graphs, norms, policy
+from sglang_ext.srt.models import (
+    cuda_graphs,
+    deepseek_v4_setup,
+    deepseek_v32_setup,
+    norms,
+    policy,
+)
+from sglang_ext.srt.models.claim import Claim
 from sglang_ext.srt.models.policy import LIBRARIES, Machine, builtin_refusal, ours
 from sglang_ext.tiny_model import deepseek_v4, deepseek_v32
 from tests.tiny import save_tokenizer
@@ -104,6 +111,16 @@ def test_a_claim_on_cuda_applies_what_the_model_needs(tmp_path: Path) -> None:
     assert {"claimed-models-pool", "claimed-models-size", "claimed-models-class"} <= set(applied)
     # The hard case: the stage is applied before what a model rank imports has been imported.
     assert not runner
+
+
+@pytest.mark.parametrize("claim", [deepseek_v4_setup.CLAIM, deepseek_v32_setup.CLAIM])
+def test_widened_experts_are_not_exchanged_on_a_gpu(claim: Claim) -> None:
+    (is_set,) = (test for flag, test, _ in claim.refused if flag == "--moe-a2a-backend")
+    for device, backend, refused in (
+        *(("cuda", "deepep", True), ("cuda", "mooncake", True)),
+        *(("cuda", "none", False), ("cuda", None, False), ("cpu", "deepep", False)),
+    ):
+        assert is_set(SimpleNamespace(device=device, moe_a2a_backend=backend)) is refused
 
 
 def _arguments(**flags: Any) -> Any:

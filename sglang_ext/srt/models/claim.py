@@ -198,6 +198,11 @@ def not_served(
             "its order is set up for the exchange of a CPU",
         ),
         (
+            "--moe-a2a-backend",
+            lambda c: c.moe_a2a_backend not in (None, "none") and c.device != "cpu",
+            "its experts are widened at load, SGLang's exchange on a GPU is for fp8 and fp4",
+        ),
+        (
             "--moe-runner-backend",
             lambda c: c.moe_runner_backend not in ("auto", "triton"),
             "other runners have not been held to this model's experts",
