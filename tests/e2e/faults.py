@@ -93,13 +93,14 @@ def _stale_kv_row() -> None:
 
     right = BlockSpecWorker._verify
 
-    def faulty(self: Any, batch: Any, live: Any, *args: Any) -> Any:
-        slots = args[-1][:, 2].clone()
+    def faulty(self: Any, batch: Any, live: Any, proposal: Any, plan: Any, positions: Any) -> Any:
+        table = self.model_runner.req_to_token_pool.req_to_token
+        slots = live.slots(table, 3)[:, 2].clone()
         pool = self.model_runner.token_to_kv_pool
         layers = range(pool.layer_num)
         buffers = [b for n in layers for b in (pool.get_key_buffer(n), pool.get_value_buffer(n))]
         old = [buffer[slots].clone() for buffer in buffers]
-        result = right(self, batch, live, *args)
+        result = right(self, batch, live, proposal, plan, positions)
         for buffer, rows in zip(buffers, old, strict=True):
             buffer[slots] = rows
         return result
