@@ -73,7 +73,9 @@ def test_doctor_works_as_printed() -> None:
     assert "Warning" not in done.stderr
 
 
-def test_the_server_of_the_page_answers_and_leaves_nothing(built_in: None, tmp_path: Path) -> None:
+def test_the_server_of_the_page_answers_and_leaves_nothing(
+    built_in: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As printed but for the port and less memory for the cache."""
     mark, log = f"SGLANG_EXT_TEST_MARK={tmp_path}", tmp_path / "launch.log"
     (words,) = (w for w in _ours() if w[:2] == ["launch", "demo-cpu-low-latency"])
@@ -87,6 +89,14 @@ def test_the_server_of_the_page_answers_and_leaves_nothing(built_in: None, tmp_p
             answer = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
             assert answer["text"].strip()
             assert answer["meta_info"]["spec_accept_length"] >= 1
+        (check,) = (w for w in _ours() if w[:2] == ["lossless", "--self"])
+        # As printed, but for the port and a quarter of the prompts.
+        asked = [word.replace(PRINTED_PORT, str(PORT)) for word in check]
+        asked[asked.index("--limit") + 1] = "2"
+        monkeypatch.chdir(tmp_path)
+        done = CliRunner().invoke(app, asked)
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "lossless.html").is_file()
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert processes_with(mark) == []
