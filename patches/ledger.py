@@ -32,6 +32,7 @@ class Stage(StrEnum):
 
     LAUNCH = "every process, before arguments are read"
     BACKEND = "model ranks, when our platform's backend starts or a model of ours is claimed"
+    CONTROLLER = "the process that spreads requests over DP ranks, when it is ready"
     WORKER = "model ranks, when our speculative worker is built"
 
 

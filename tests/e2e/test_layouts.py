@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_ext.core.support import (
@@ -146,6 +148,20 @@ def _assert_in_use(server: Server, where: Layout, algorithm: str) -> None:
         replies = server.client.batch(ragged(4, 300), greedy(16))
         assert max(reply.acceptance_length for reply in replies) > 1, "no draft was accepted"
     assert server.client.settle() == 0
+
+
+def test_an_idle_controller_rests(stand: Stand) -> None:
+    """The process that hands out requests takes no core from the ranks while there is none."""
+    workload = next(iter(WORKLOADS))
+    expected = _expected(stand, _target(stand, EXPERTS, NONE), workload)
+    server = _server(stand, layout("dp2 attention"), EXPERTS, NONE)
+    tree = psutil.Process(server.pid).children(recursive=True)
+    (controller,) = (p for p in tree if "sglang::data_parallel" in " ".join(p.cmdline()))
+    before = controller.cpu_times()
+    time.sleep(3)
+    after = controller.cpu_times()
+    assert after.user + after.system - before.user - before.system < 0.5
+    assert RUNS[workload](server.client, 2) == expected
 
 
 # fault -> the layout, the model and the algorithm that must show it
