@@ -126,6 +126,21 @@ def test_stop_inside_an_accepted_run(stand: Stand, algorithm: str) -> None:
             assert reply.logprob_ids == reply.ids
 
 
+def test_reasoning_is_counted_up_to_the_stop(stand: Stand) -> None:
+    """No request reports more reasoning than answer, wherever in a round it stops."""
+    flags = ("--reasoning-parser", "deepseek-r1")
+    target = stand.checkpoints.target("llama")
+    plain = stand.server(stand.plain_spec(target, "--disable-overlap-schedule", *flags)).client
+    client = stand.speculative("DSPARK", None, *flags, gamma=GAMMA)
+    prompt = identifier_prompt(3)
+    free = plain.generate(prompt, greedy(24))
+    for at in range(1, 8):
+        params = greedy(at + 4, stop_token_ids=[free.ids[at]])
+        for ask in (plain, client):
+            meta = ask.generate(prompt, params, require_reasoning=True).meta
+            assert meta["reasoning_tokens"] == meta["completion_tokens"]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_stop_string_inside_an_accepted_run(stand: Stand, algorithm: str) -> None:
     client, plain = stand.speculative(algorithm, gamma=GAMMA), stand.plain()
