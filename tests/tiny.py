@@ -158,7 +158,7 @@ def make_draft(
     base_scale: size of the backbone's own say (its final norm weight).
     """
     from sglang_ext.core.spec.draft_config import TargetFacts, parse
-    from sglang_ext.core.spec.draft_tensors import required_tensors
+    from sglang_ext.core.spec.draft_tensors import padded_tensors, required_tensors
 
     config = draft_config(algorithm, **more)
     facts = TargetFacts(num_hidden_layers=LAYERS, hidden_size=HIDDEN, vocab_size=VOCAB)
@@ -176,6 +176,11 @@ def make_draft(
     if parsed.markov_rank == HIDDEN:
         _copy_last_token_law(tensors, target_weights(target))
         _let_the_law_through(tensors)
+    # Padding that is read spoils everything.
+    for name in padded_tensors(parsed):
+        kept = tensors[name][: parsed.vocab_size]
+        padding = parsed.stored_vocab_size - len(kept)
+        tensors[name] = torch.cat((kept, torch.full((padding, kept.shape[1]), torch.nan)))
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

@@ -36,6 +36,7 @@ DSPARK: dict[str, dict[str, Any]] = {
     "confidence-of-hidden": {"confidence_head_with_markov": False},
     "no-confidence": {"enable_confidence_head": False, "confidence_head_with_markov": False},
     "reduced-vocabulary": REDUCED,
+    "padded-vocabulary": {"vocab_size": 320},
     "own-position": {"sample_from_anchor": False},
     "sliding": SLIDING,
 }

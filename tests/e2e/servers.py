@@ -213,6 +213,9 @@ class ServerPool:
             server = self._servers[spec]
             server.assert_healthy()
             return server
+        # DP ranks ask each other for work without rest: such a server slows every other start.
+        for other in [s for s in self._servers if {"--attn-dp-size", "--dp-size"} & set(s.argv)]:
+            self._retire(self._servers.pop(other))
         while len(self._servers) >= self.alive:
             self._retire(self._servers.popitem(last=False)[1])
         for attempt in range(3):

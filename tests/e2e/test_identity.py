@@ -24,6 +24,7 @@ DSPARK_CASES = (
     ("confidence-of-hidden", 8),
     ("no-confidence", 3),
     ("reduced-vocabulary", 4),
+    ("padded-vocabulary", 5),
     ("own-position", 5),
     ("sliding", 4),
 )

@@ -22,6 +22,7 @@ from sglang_ext.core.spec.draft_tensors import (
     canonical,
     check_tensors,
     optional_tensors,
+    padded_tensors,
     read_headers,
     required_tensors,
 )
@@ -92,9 +93,25 @@ def test_sliding_layers_are_causal_unless_told_otherwise() -> None:
     assert both.layer_causal == (False, False)
 
 
+def test_rows_beyond_the_targets_vocabulary_are_padding() -> None:
+    padded = -(-VOCAB // 256) * 256
+    assert padded > VOCAB
+    for change in ({}, {"draft_vocab_size": padded}):
+        config = _parse("DSPARK", vocab_size=padded, **change)
+        assert (config.vocab_size, config.draft_vocab_size) == (VOCAB, VOCAB)
+        assert config.stored_vocab_size == config.stored_draft_vocab_size == padded
+        names = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}
+        assert padded_tensors(config) == names
+        assert {required_tensors(config)[name][0] for name in names} == {padded}
+    reduced = _parse("DSPARK", vocab_size=padded, draft_vocab_size=VOCAB // 2)
+    assert (reduced.draft_vocab_size, reduced.stored_draft_vocab_size) == (VOCAB // 2,) * 2
+    assert padded_tensors(reduced) == {"markov_head.markov_w1.weight"}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "change", "field"),
     [
+        ("DSPARK", {"vocab_size": VOCAB + 1}, "vocab_size"),
         ("DSPARK", {"hidden_size": 32}, "hidden_size"),
         ("DSPARK", {"vocab_size": 100}, "vocab_size"),
         ("DSPARK", {"num_target_layers": 9}, "num_target_layers"),

@@ -66,6 +66,7 @@ class DraftConfig:
     max_position_embeddings: int
     vocab_size: int
     draft_vocab_size: int
+    stored_vocab_size: int
     layer_windows: tuple[int, ...]
     layer_causal: tuple[bool, ...]
     block_size: int
@@ -99,6 +100,11 @@ class DraftConfig:
     def reduced_vocab(self) -> bool:
         """Whether draft token ids are mapped to target ids by a `d2t` tensor."""
         return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def stored_draft_vocab_size(self) -> int:
+        """Rows of tables over draft tokens in the checkpoint, padding included."""
+        return self.draft_vocab_size if self.reduced_vocab else self.stored_vocab_size
 
     def query_rows(self, gamma: int) -> int:
         """Rows of the draft block for `gamma` drafted tokens."""
@@ -264,25 +270,33 @@ def _match_target(reader: FieldReader, target: TargetFacts) -> None:
             )
 
 
-def _vocab(reader: FieldReader, target: TargetFacts) -> tuple[int, int]:
-    """(vocab_size, draft_vocab_size); a checkpoint may leave the first to the target."""
-    vocab = reader.integer("vocab_size", minimum=1, default=target.vocab_size)
-    if vocab != target.vocab_size:
+# Tables are padded to a multiple of one of these, for kernels and for ranks.
+_PADDED_TO = (64, 128, 256, 512, 1024)
+
+
+def _vocab(reader: FieldReader, target: TargetFacts) -> tuple[int, int, int]:
+    """(vocab_size, draft_vocab_size, rows stored); a checkpoint may leave the first to the target.
+
+    Rows beyond the target's vocabulary are padding and are not read.
+    """
+    vocab = target.vocab_size
+    stored = reader.integer("vocab_size", minimum=1, default=vocab)
+    if stored not in (vocab, *(-(-vocab // to) * to for to in _PADDED_TO)):
         raise DraftConfigError(
             "vocab_size",
-            expected=f"{target.vocab_size}, as the target's",
-            found=vocab,
+            expected=f"{vocab}, as the target's, or that padded to a multiple of 64 to 1024",
+            found=stored,
             remedy="This draft was trained for another target; use the draft made for this one.",
         )
-    draft = reader.integer("draft_vocab_size", minimum=1, default=vocab)
-    if draft > vocab:
+    draft = reader.integer("draft_vocab_size", minimum=1, default=stored)
+    if vocab < draft != stored:
         raise DraftConfigError(
             "draft_vocab_size",
-            expected=f"at most {vocab}",
+            expected=f"at most {vocab}, or {stored} as vocab_size",
             found=draft,
             remedy="Correct the draft's config.json.",
         )
-    return vocab, draft
+    return vocab, min(vocab, draft), stored
 
 
 def _markov(reader: FieldReader) -> tuple[int, str]:
@@ -329,7 +343,7 @@ def parse(raw: Mapping[str, Any], *, algorithm: str, target: TargetFacts) -> Dra
     windows, causal = _layer_masks(reader, layers)
     ids, guessed = _layer_ids(reader, layers, target)
     theta, scaling = _rope_theta(reader, target)
-    vocab, draft_vocab = _vocab(reader, target)
+    vocab, draft_vocab, stored_vocab = _vocab(reader, target)
     kernel, group = _paired(reader, "conv_kernel_size", "conv_group_size")
     selector_rank, selector_top_k = _paired(reader, "selector_rank", "selector_top_k")
     return DraftConfig(
@@ -347,6 +361,7 @@ def parse(raw: Mapping[str, Any], *, algorithm: str, target: TargetFacts) -> Dra
         max_position_embeddings=reader.integer("max_position_embeddings", minimum=1),
         vocab_size=vocab,
         draft_vocab_size=draft_vocab,
+        stored_vocab_size=stored_vocab,
         layer_windows=windows,
         layer_causal=causal,
         block_size=reader.integer("block_size", minimum=1 if anchor_predicts else 2),

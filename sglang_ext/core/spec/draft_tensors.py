@@ -44,8 +44,8 @@ def _layer(config: DraftConfig, index: int) -> Iterator[tuple[str, Shape]]:
 
 def _markov(config: DraftConfig) -> Iterator[tuple[str, Shape]]:
     rank, hidden = config.markov_rank, config.hidden_size
-    yield "markov_head.markov_w1.weight", (config.vocab_size, rank)
-    yield "markov_head.markov_w2.weight", (config.draft_vocab_size, rank)
+    yield "markov_head.markov_w1.weight", (config.stored_vocab_size, rank)
+    yield "markov_head.markov_w2.weight", (config.stored_draft_vocab_size, rank)
     if config.markov_head_type == "gated":
         yield "markov_head.gate_proj.weight", (rank, hidden + rank)
         yield "markov_head.gate_proj.bias", (rank,)
@@ -72,8 +72,8 @@ def required_tensors(config: DraftConfig) -> dict[str, Shape]:
         table["confidence_head.proj.bias"] = (1,)
     if config.selector_rank:
         rank = config.selector_rank
-        table["candidate_selector.predecessor_codebook"] = (config.vocab_size, rank)
-        table["candidate_selector.successor_codebook"] = (config.vocab_size, rank)
+        table["candidate_selector.predecessor_codebook"] = (config.stored_vocab_size, rank)
+        table["candidate_selector.successor_codebook"] = (config.stored_vocab_size, rank)
         table["candidate_selector.hidden_projection.weight"] = (rank, hidden)
     if config.reduced_vocab:
         table["d2t"] = (config.draft_vocab_size,)
@@ -83,10 +83,18 @@ def required_tensors(config: DraftConfig) -> dict[str, Shape]:
 def optional_tensors(config: DraftConfig) -> dict[str, Shape]:
     """Tensors that may be there: the shared modules, and EAGLE-3's target-to-draft flags."""
     return {
-        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
-        "lm_head.weight": (config.draft_vocab_size, config.hidden_size),
-        "t2d": (config.vocab_size,),
+        "embed_tokens.weight": (config.stored_vocab_size, config.hidden_size),
+        "lm_head.weight": (config.stored_draft_vocab_size, config.hidden_size),
+        "t2d": (config.stored_vocab_size,),
     }
+
+
+def padded_tensors(config: DraftConfig) -> set[str]:
+    """Names of required tensors that have a row for every token the checkpoint stores."""
+    if config.stored_vocab_size == config.vocab_size:
+        return set()
+    rows = {config.stored_vocab_size}
+    return {name for name, shape in required_tensors(config).items() if shape[0] in rows}
 
 
 def canonical(name: str) -> str:

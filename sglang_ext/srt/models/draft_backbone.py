@@ -7,7 +7,9 @@ features `c`, which enter as keys and values only: they have no query, no residu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -39,6 +41,7 @@ from sglang_ext.core.spec.draft_tensors import (
     SHARED_WITH_TARGET,
     canonical,
     check_tensors,
+    padded_tensors,
     read_headers,
 )
 from sglang_ext.core.spec.markov import draft_target_ids
@@ -292,6 +295,7 @@ class DraftBackbone(nn.Module):
         """Load every tensor of the checkpoint; one that is missing, surplus or misshaped raises."""
         check_tensors(self.draft, read_headers(self.folder))
         params = dict(self.named_parameters()) | dict(self.named_buffers())
+        padded = padded_tensors(self.draft)
         for raw_name, tensor in weights:
             name = canonical(raw_name)
             if name in SHARED_WITH_TARGET or name == "t2d":
@@ -299,6 +303,8 @@ class DraftBackbone(nn.Module):
             target, shard = _placement(name)
             parameter = params[target]
             loader = getattr(parameter, "weight_loader", default_weight_loader)
+            if name in padded:
+                tensor = tensor[: parameter.shape[0]]
             if shard is None:
                 loader(parameter, tensor)
             else:
@@ -327,13 +333,26 @@ def _placement(name: str) -> tuple[str, Any]:
     return name, None
 
 
+_target_vocab: ContextVar[int | None] = ContextVar("vocabulary of the target", default=None)
+
+
+@contextmanager
+def beside_target(vocab: int) -> Iterator[None]:
+    """Drafts built inside are for a target of `vocab` tokens; their tables may be padded."""
+    token = _target_vocab.set(vocab)
+    try:
+        yield
+    finally:
+        _target_vocab.reset(token)
+
+
 def _own_facts(config: Any) -> TargetFacts:
     """The checkpoint's own word on its target; the worker has held it to the real one already."""
     layers = getattr(config, "num_target_layers", None) or 1 << 20
     return TargetFacts(
         num_hidden_layers=layers,
         hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
+        vocab_size=_target_vocab.get() or config.vocab_size,
         outputs_captured=True,
     )
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sglang_ext.core.spec.block import BlockLayout
 from sglang_ext.srt.args import read_draft, target_facts
+from sglang_ext.srt.models.draft_backbone import beside_target
 from sglang_ext.srt.spec.checkpoint import local_folder
 from sglang_ext.srt.spec.live import LiveBatch
 from sglang_ext.srt.spec.ranks import without_exchange
@@ -61,7 +62,8 @@ class DraftSide:
         # The draft's rope table is sized for the target's context (`attach_target`), so a draft
         # whose own config ends sooner is no error.
         longer_context = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True)
-        with self.ranks(), longer_context:
+        vocab = target.model_config.vocab_size
+        with self.ranks(), longer_context, beside_target(vocab):
             bundle = build_draft_tp_worker(
                 server_args=server_args,
                 gpu_id=gpu_id,
