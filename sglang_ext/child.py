@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 SERVER = (sys.executable, "-m", "sglang.launch_server")
@@ -21,12 +22,20 @@ def start(
     with log.open("wb") as sink:
         return subprocess.Popen(
             list(command),
-            env={**os.environ, **(env or {})},
+            env=_without_proxy({**os.environ, **(env or {})}, command),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _without_proxy(env: dict[str, str], command: Sequence[str]) -> dict[str, str]:
+    """SGLang warms itself up by requests to its own address, which no proxy may take."""
+    hosts = [value for flag, value in pairwise(command) if flag == "--host"]
+    said = env.get("no_proxy") or env.get("NO_PROXY")
+    direct = ",".join([*([said] if said else []), "localhost", "127.0.0.1", "::1", *hosts])
+    return {**env, "no_proxy": direct, "NO_PROXY": direct}
 
 
 def end(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,14 @@ def output_file(option: str, path: Path | None, endings: Sequence[str] = ()) -> 
     if path is None:
         return
     folder = path.absolute().parent
-    # Path("") is ".", a folder too.
-    if path.is_dir():
+    try:
+        # Path("") is ".", a folder too.
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise InputError(
+            option, expected="a file's name", found=error, remedy="Name another."
+        ) from error
+    if is_folder:
         raise InputError(option, expected="a file", found=f"the folder {path}", remedy="Name one.")
     if not folder.is_dir():
         raise InputError(
@@ -92,6 +99,41 @@ def output_file(option: str, path: Path | None, endings: Sequence[str] = ()) -> 
         ) from error
     if not was_there:
         path.unlink()
+
+
+PLOTS = (".png", ".svg", ".pdf")
+
+
+def plot_file(option: str, path: Path | None) -> None:
+    """`output_file` for a plot. Raises InputError also where matplotlib is missing."""
+    output_file(option, path, PLOTS)
+    if path is None:
+        return
+    try:
+        import_module("matplotlib")
+    except ImportError as error:
+        raise InputError(
+            option, expected="matplotlib", found="none", remedy="pip install 'sglang-ext[plots]'."
+        ) from error
+
+
+def keep_apart(files: Mapping[str, Path | None]) -> None:
+    """No file of a command is written over another of its own, read or written.
+
+    files: option -> file
+
+    Raises:
+        InputError: two options name one file.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        if other := seen.get(path.resolve()):
+            raise InputError(
+                option, expected=f"another file than {other}", found=path, remedy="Rename."
+            )
+        seen[path.resolve()] = option
 
 
 def output_folder(option: str, path: Path) -> Path:

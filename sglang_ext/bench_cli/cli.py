@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_ext.inputs import InputError, not_negative, output_file, refuse_without_effect
+from sglang_ext.inputs import (
+    InputError,
+    keep_apart,
+    not_negative,
+    output_file,
+    plot_file,
+    refuse_without_effect,
+)
 
 if TYPE_CHECKING:
     from sglang_ext.bench_cli.grid import Dataset, Point, Setting
@@ -66,7 +73,7 @@ def bench(
     from sglang_ext.bench_cli.plots import plot as draw
     from sglang_ext.bench_cli.results import Results
     from sglang_ext.bench_cli.tools import TOOLS, Load
-    from sglang_ext.lossless.cli import ended_by_sigterm, names, numbers
+    from sglang_ext.lossless.cli import ended_by_sigterm, numbers, one_name
     from sglang_ext.lossless.errors import CannotTest, RefusedRequest
 
     def say(line: str) -> None:
@@ -75,11 +82,12 @@ def bench(
     try:
         _check(launch or [])
         output_file("--out", out)
-        output_file("--plot", plot, (".png", ".svg", ".pdf"))
+        plot_file("--plot", plot)
         output_file("--markdown", markdown, (".md",))
+        keep_apart({"--out": out, "--plot": plot, "--markdown": markdown})
         gammas = list(numbers("--gamma", gamma)) if gamma else [None]
         load = Load(
-            tool=names("--tool", tool, TOOLS)[0],
+            tool=one_name("--tool", tool, TOOLS),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             prompts=prompts,
@@ -110,6 +118,7 @@ def bench(
             draw(results.ratios(), plot)
         if markdown is not None:
             markdown.write_text(results.markdown(), encoding="utf-8")
+        _show(results)
     except (CannotTest, RefusedRequest, InputError) as error:
         say(f"could not measure: {error}")
         raise typer.Exit(2) from error
@@ -123,7 +132,6 @@ def bench(
         kept = f" What was measured is in {out}; run it again to go on." if out.exists() else ""
         say(f"could not measure: {said}.{kept}")
         raise typer.Exit(2) from error
-    _show(results)
     if warning := results.unsteady():
         say(f"note: {warning}")
     for name in refused:

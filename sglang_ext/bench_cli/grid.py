@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from sglang_ext.bench_cli.conversations import conversations_in
 from sglang_ext.launcher.errors import nearest
 from sglang_ext.launcher.rules_speculation import ALGORITHMS
 from sglang_ext.lossless.errors import CannotTest
@@ -128,6 +129,8 @@ def datasets(given: Sequence[str]) -> list[Dataset]:
                 found=f"{name!r} twice",
                 remedy="Call one of them something else.",
             )
+        if path:
+            conversations_in(Path(path).resolve())
         # The tool runs in a folder of its own.
         found.append(Dataset(name, str(Path(path).resolve()) if path else None))
     return found

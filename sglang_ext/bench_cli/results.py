@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_ext.bench_cli.grid import Point, Setting
 from sglang_ext.bench_cli.tools import Load
+from sglang_ext.launcher.fields import Fields
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.suite import Result
 
@@ -35,7 +36,7 @@ class Results:
         try:
             found = json.loads(self.path.read_text())
             gates, points = found["gates"], found["points"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise CannotTest(
                 f"--out {self.path}", expected="results of bench", found=error, remedy=_REMEDY
             ) from error
@@ -58,7 +59,31 @@ class Results:
                 found="results of an earlier version",
                 remedy=_REMEDY,
             )
+        self._check_fields(found)
         return dict(found)
+
+    def _check_fields(self, found: dict[str, Any]) -> None:
+        """Raises InputError for a field without which the tables cannot be written."""
+        where = f"--out {self.path}"
+        machine = Fields(found.get("machine"), f"{where}, machine", None)
+        for name in ("device", "sglang", "torch"):
+            machine.text(name)
+        machine.whole("cpus", at_least=1)
+        for key, point in found["points"].items():
+            f = _server_fields(point, f"{where}, {key}")
+            f.text("dataset")
+            f.whole("concurrency", at_least=1)
+            for name in ("output_tokens_per_second", "load_average"):
+                f.number(name)
+            for name in ("acceptance_length", "median_tpot_ms", "median_ttft_ms"):
+                if f.has(name):
+                    f.number(name)
+            if f.has("file"):
+                f.text("file")
+        for key, gate in found["gates"].items():
+            f = _server_fields(gate, f"{where}, gate of {key}")
+            f.whole("exit_code")
+            f.text("statement")
 
     def missing(self, points: Sequence[Point]) -> list[Point]:
         return [point for point in points if point.key not in self.data["points"]]
@@ -150,6 +175,17 @@ class Results:
             f"The machine was busier at some points than at others (load {min(busy):.1f} to "
             f"{max(busy):.1f}): the ratios say little, measure again on an idle one."
         )
+
+
+def _server_fields(raw: Any, where: str) -> Fields:
+    f = Fields(raw, where, None)
+    f.text("algorithm")
+    for name, read in (("draft", f.text), ("gamma", f.whole)):
+        if name not in f.raw:
+            raise f.error(name, "a value or null", "nothing")
+        if f.has(name):
+            read(name)
+    return f
 
 
 def _server(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:

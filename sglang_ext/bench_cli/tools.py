@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from sglang_ext.bench_cli.conversations import conversations_in
 from sglang_ext.bench_cli.grid import Dataset, Point
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.prompts import as_text, builtin
@@ -60,7 +61,7 @@ def measure(url: str, point: Point, load: Load) -> dict[str, Any]:
         out = Path(folder, "result.jsonl")
         serving = load.tool == "serving"
         data = _file_of(point.dataset, load, Path(folder))
-        count = load.prompts if data is None else min(load.prompts, _requests_in(data))
+        count = load.prompts if data is None else min(load.prompts, conversations_in(data))
         command = (
             _serving(url, point, replace(load, prompts=count), data, out)
             if serving
@@ -116,19 +117,6 @@ def _file_of(dataset: Dataset, load: Load, folder: Path) -> Path | None:
     path = folder / f"{dataset.name}.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def _requests_in(path: Path) -> int:
-    """At most as many can be asked; the tool leaves out what is too short or no conversation."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        if path.suffix == ".json":
-            return len(json.loads(text))
-    except ValueError as error:
-        raise CannotTest(
-            f"--dataset {path}", expected="JSON", found=error, remedy="Use ShareGPT's form."
-        ) from error
-    return sum(1 for line in text.splitlines() if line.strip())
 
 
 def _serving(url: str, point: Point, load: Load, data: Path | None, out: Path) -> list[str]:

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from sglang_ext.inputs import InputError, output_file, positive, refuse_without_effect
+from sglang_ext.inputs import (
+    InputError,
+    keep_apart,
+    output_file,
+    plot_file,
+    positive,
+    refuse_without_effect,
+)
 
 app = typer.Typer(
     help="Measure this machine (sps) and fit a draft's confidence (sts) for DSPARK's scheduler.",
@@ -57,6 +64,7 @@ def sps(
                 remedy="Give one of them.",
             )
         output_file("--out", out)
+        keep_apart({"--grid": grid, "--out": out})
         if grid is not None:
             refuse_without_effect(ctx, "beside --grid", "--first-port", "--seconds")
             found = read_grid(grid)
@@ -95,7 +103,9 @@ def sts(
 
     with _refusals():
         output_file("--out", out)
-        output_file("--plot", plot, (".png", ".svg", ".pdf"))
+        plot_file("--plot", plot)
+        for path in recorded:
+            keep_apart({"the recorded one": path, "--out": out, "--plot": plot})
         rounds = read(recorded)
         fitted = fit(rounds, name)
         fitted.save(out)

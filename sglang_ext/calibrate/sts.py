@@ -140,10 +140,11 @@ def _read_shard(file: Path) -> Recorded:
         raise CannotTest(
             str(file), expected="logits and prefix_mask", found=error, remedy=_REMEDY
         ) from error
-    if logits.dim() != 2 or logits.shape != mask.shape or not torch.isfinite(logits).all():
+    told = logits.dim() == 2 and logits.numel() and logits.shape == mask.shape
+    if not (told and torch.isfinite(logits).all() and ((mask == 0) | (mask == 1)).all()):
         raise CannotTest(
             str(file),
-            expected="finite logits [n, G] and a mask of the same shape",
+            expected="finite logits [n, G] and a mask of zeros and ones of the same shape",
             found=(tuple(logits.shape), tuple(mask.shape)),
             remedy=_REMEDY,
         )
@@ -152,7 +153,9 @@ def _read_shard(file: Path) -> Recorded:
 
 def _read_lines(file: Path) -> Recorded:
     lines = list(_rows(file))
-    width = len(lines[0][0]) if lines else 0
+    if not lines:
+        raise CannotTest(str(file), expected="a round a line", found="none", remedy=_REMEDY)
+    width = len(lines[0][0])
     for number, (row, _) in enumerate(lines, start=1):
         if len(row) != width:
             raise _bad_line(file, number, f"{width} logits, as line 1 has", len(row))
@@ -170,12 +173,12 @@ def _rows(file: Path) -> Iterator[tuple[list[float], int]]:
     for number, line in enumerate(lines, start=1):
         try:
             row: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _bad_line(file, number, "JSON", error) from error
         logits = row.get("logits") if isinstance(row, dict) else None
         kept = row.get("accepted") if isinstance(row, dict) else None
         if not isinstance(logits, list) or not logits or not all(map(_is_number, logits)):
-            raise _bad_line(file, number, "logits, a list of finite numbers", logits)
+            raise _bad_line(file, number, "logits, a list of numbers that float32 holds", logits)
         if isinstance(kept, bool) or not isinstance(kept, int) or not 0 <= kept <= len(logits):
             raise _bad_line(file, number, f"accepted, 0 to {len(logits)}", kept)
         yield logits, kept
@@ -183,7 +186,7 @@ def _rows(file: Path) -> Iterator[tuple[list[float], int]]:
 
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) < float("inf")
+    return number and abs(value) <= torch.finfo(torch.float32).max
 
 
 def _bad_line(file: Path, number: int, expected: str, found: object) -> CannotTest:

@@ -72,7 +72,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
             code, tail = process.returncode, child.last_lines(log)
             raise DemoError(f"the server ended with code {code}:\n{tail}")
         try:
-            if httpx.get(f"{url}/health_generate", timeout=20).status_code == 200:
+            answer = httpx.get(f"{url}/health_generate", timeout=20, trust_env=False)
+            if answer.status_code == 200:
                 return
         except httpx.HTTPError:
             pass
@@ -92,7 +93,8 @@ def ask(url: str, prompt: str, *, drafting: bool, show: Console | None = None) -
         },
     }
     text, meta, first, last = "", {}, 0.0, 0.0
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=300) as response:
+    at = f"{url}/generate"
+    with httpx.stream("POST", at, json=body, timeout=300, trust_env=False) as response:
         response.raise_for_status()
         for event in events(response.iter_bytes()):
             last = time.perf_counter()

@@ -23,11 +23,22 @@ def examine() -> Report:
     if any(c.state == "fail" and c.name == "package sglang" for c in checks):
         return Report(checks)
     checks += guarded("platform", serving.platform) + guarded("plugin", serving.hooks)
-    entries, problems = serving.ledger()
-    checks += problems
-    if any(c.state == "fail" for c in checks):
-        return Report(checks, entries)
-    return Report(checks, entries, serving.answers(), serving.kernels())
+    report = Report(checks)
+
+    def changes() -> list[Check]:
+        found, problems = serving.ledger()
+        report.ledger.extend(found)
+        return problems
+
+    def who_and_how() -> list[Check]:
+        report.answers.extend(serving.answers())
+        report.kernels.extend(serving.kernels())
+        return []
+
+    checks += guarded("patches", changes)
+    if report.healthy:
+        checks += guarded("answers and kernels", who_and_how)
+    return report
 
 
 def _hush() -> None:

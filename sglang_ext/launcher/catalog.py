@@ -7,6 +7,7 @@ A preset is a composition: a model of `base/`, a machine (`2x8xh100`: nodes, GPU
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.launcher.fields import Fields, load_mapping
+from sglang_ext.launcher.model_config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1] / "launch_data"
 POINTS = ("low-latency", "balanced", "max-throughput", "long-context")
@@ -127,9 +129,15 @@ class Preset:
     source: str = ""
 
 
+def _is_file(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # too long for a name, or a zero byte in it
+        return path.is_file()
+    return False
+
+
 def _file(folder: str, name: str, what: str) -> Path:
     path = ROOT / folder / f"{name}.yaml"
-    if re.fullmatch(r"[\w.-]+", name) is None or not path.is_file():
+    if re.fullmatch(r"[\w.-]+", name) is None or not _is_file(path):
         known = names(folder)
         hint = nearest(name, known) or (
             "`sglang-ext launch --list` shows them."
@@ -153,7 +161,7 @@ def model(name: str) -> Model:
         ConfigError: an unknown name or a malformed file.
     """
     directory = Path(name).parent if Path(name).name == "config.json" else Path(name)
-    if (directory / "config.json").is_file():
+    if _is_file(directory / "config.json"):
         return _local_model(directory)
     path = _file("base", name, "model")
     f = Fields(load_mapping(path), str(path), ("about", "path", "config", "drafts", "source"))
@@ -162,14 +170,15 @@ def model(name: str) -> Model:
 
 
 def _local_model(directory: Path) -> Model:
-    config = load_mapping(directory / "config.json")
+    file = directory / "config.json"
+    config = ModelConfig(load_mapping(file), str(file))
     drafts = {}
     if "dspark_target_layer_ids" in config:
-        gamma = int(config.get("dspark_block_size", 5))
+        gamma = config.get("dspark_block_size", 5)
         drafts["dspark"] = Draft("dspark", "", gamma, {}, "in the checkpoint")
     # A preset of it is read from other folders too.
     where = str(directory.absolute())
-    return Model(where, where, config, drafts, f"{directory / 'config.json'}")
+    return Model(where, where, config, drafts, str(file))
 
 
 def _draft(algorithm: str, raw: Any, path: Path) -> Draft:
@@ -207,7 +216,7 @@ def hardware(name: str) -> Hardware:
     """`8xh100`, `2x8xh100` or `cpu`; raises ConfigError for anything else."""
     if name == "cpu":
         return Hardware("cpu", 1, 1, gpu("cpu"))
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z]\w*)", name)
+    match = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})x([a-z]\w*)", name)
     if match is None or "0" in (match[1], match[2]):
         raise ConfigError(
             "hardware",
@@ -245,6 +254,11 @@ def preset(name: str) -> Preset:
     given = Path(name)
     is_file = given.suffix in (".yaml", ".yml", ".json")
     path = given if is_file else _file("presets", name, "preset")
+    if not path.stem.isprintable():
+        raise ConfigError(
+            "launch", "PRESET", expected="a file name of printable characters", found=name,
+            remedy="It becomes a comment of what --emit writes: rename it.",
+        )  # fmt: skip
     return parse_preset(path.stem, load_mapping(path), str(path))
 
 
@@ -286,16 +300,18 @@ def _load(raw: dict[str, Any], where: str) -> Load:
 def _flags(f: Fields) -> dict[str, FlagValue]:
     flags = f.mapping("flags", {})
     for name, value in flags.items():
+        if not isinstance(name, str) or name.startswith("-") or "_" in name:
+            raise f.error("flags", "a long flag without its dashes, as in tp-size", name)
         if not isinstance(value, str | int | float | bool):
             raise f.error(f"flags.{name}", "one value", value)
-        if name.startswith("-") or "_" in name:
-            raise f.error("flags", "a long flag without its dashes, as in tp-size", name)
     return flags
 
 
 def _env(f: Fields) -> dict[str, str]:
     env = f.mapping("env", {})
     for name, value in env.items():
-        if not isinstance(value, str):
-            raise f.error(f"env.{name}", "text in quotes", value)
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise f.error("env", "names of letters, digits and _", name)
+        if not isinstance(value, str) or "\0" in value:
+            raise f.error(f"env.{name}", "text in quotes, without a NUL", value)
     return env

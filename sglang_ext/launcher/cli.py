@@ -14,14 +14,14 @@ from rich.table import Table
 
 from sglang_ext.inputs import InputError, options_but, positive, refuse_without_effect
 from sglang_ext.launcher import catalog
-from sglang_ext.launcher.compose import PLACE, Launch, compose, for_node
+from sglang_ext.launcher.compose import NODE, PLACE, Launch, compose, for_node
 from sglang_ext.launcher.diagnose import explain
 from sglang_ext.launcher.emit import WRITERS
 from sglang_ext.launcher.errors import ConfigError, nearest
 from sglang_ext.launcher.paths import demo_folder_names, demo_paths, resolve_demo
 from sglang_ext.launcher.process import StartError, running
 from sglang_ext.launcher.rules import Finding, require
-from sglang_ext.launcher.surroundings import NODE, require_room
+from sglang_ext.launcher.surroundings import host, require_free, require_room, url
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -89,6 +89,7 @@ def launch(
             remedy="`sglang-ext launch --list` shows them.",
         )
     composed = compose(catalog.preset(name), settings or (), extra or ())
+    host(composed, "127.0.0.1")
     notes = require(composed)
     if emit is not None:
         write = _writer(emit)
@@ -100,6 +101,8 @@ def launch(
     if dry_run:
         _print_dry_run(resolve_demo(on_node, demo_folder_names), notes, as_json)
         return
+    # On all nodes: those but the first answer there whether they live.
+    require_free(on_node)
     raise typer.Exit(_serve(resolve_demo(on_node, demo_paths), notes, ready_seconds))
 
 
@@ -183,17 +186,17 @@ def _serve(launched: Launch, notes: list[Finding], seconds: float) -> int:
     for note in notes:
         _err.print(f"note: {note}", markup=False)
     log = Path(tempfile.mkstemp(prefix="sglang-ext-launch-", suffix=".log")[1])
-    flags = launched.effective()
     is_head = launched.whole("node-rank", 0) == 0
-    url = f"http://{flags.get('host', '127.0.0.1')}:{flags.get('port', 30000)}"
-    url = url.replace("//0.0.0.0", "//127.0.0.1")
+    at = url(launched)
     try:
         with running(launched, log) as server:
             with _err.status(f"starting (log: {log})") as status:
                 server.wait_until_ready(
-                    url if is_head else None, seconds, lambda at: status.update(f"{at} ({log})")
+                    at if is_head else None,
+                    seconds,
+                    lambda stage: status.update(f"{stage} ({log})"),
                 )
-            _err.print(f"{url} is up; log: {log}; Ctrl-C ends it" if is_head else f"log: {log}")
+            _err.print(f"{at} is up; log: {log}; Ctrl-C ends it" if is_head else f"log: {log}")
             code = server.process.wait()
             cause = explain(server.text())
     except StartError as error:

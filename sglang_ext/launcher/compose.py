@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -69,7 +69,16 @@ LEAST = {
     "speculative-num-draft-tokens": 1,
     "speculative-dspark-block-size": 1,
     "port": 1,
+    "page-size": 1,
+    "stream-interval": 1,
+    "chunked-prefill-size": -1,
 }
+# Said by options of the command, or by what runs an emitted file.
+NODE = ("nnodes", "node-rank", "dist-init-addr")
+
+
+# As SGLang reads it: SI suffixes, and whole numbers of IEC ones.
+_COUNT = re.compile(r"(?=.*[1-9])(?:\d+(?:[kMGT]|[KMGT]i)?|\d+\.\d+[kMGT])", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ class FlagNames:
     """The flags of SGLang 0.5.23 (`launch/flags.yaml`) and spellings that are not.
 
     lists: those with several values; whole, decimal: those of `values` and `lists` whose values
-    are numbers; aliases: second name -> first
+    are numbers; counts: numbers of tokens; choices: all values that a flag takes
+    aliases: second name -> first
     """
 
     switches: frozenset[str]
@@ -85,6 +95,8 @@ class FlagNames:
     lists: frozenset[str]
     whole: frozenset[str]
     decimal: frozenset[str]
+    counts: frozenset[str]
+    choices: Mapping[str, Sequence[str]]
     aliases: Mapping[str, str]
     renamed: Mapping[str, str]
 
@@ -130,6 +142,11 @@ class FlagNames:
             for item in items:
                 self._require_number(name, _number(name, item), error)
             return
+        allowed = self.choices.get(name)
+        if allowed is not None and value not in allowed:
+            raise error(f"one of {', '.join(allowed)}", value)
+        if name in self.counts and not _COUNT.fullmatch(str(value)):
+            raise error("a whole number above 0, as in 4096, 32k or 4Ki", value)
         self._require_number(name, value, error)
 
     def _require_number(
@@ -142,6 +159,8 @@ class FlagNames:
             raise error("a number", value)
         if name in LEAST and number < LEAST[name]:
             raise error(f"a whole number of at least {LEAST[name]}", value)
+        if name == "chunked-prefill-size" and number == 0:
+            raise error("a whole number above 0, or -1 for prompts in one piece", value)
         if name == "port" and number > 65535:
             raise error("a port up to 65535", value)
 
@@ -164,9 +183,10 @@ def int_or_nan(number: float) -> float:
 def flag_names() -> FlagNames:
     """Read once from `launch/flags.yaml`."""
     raw = load_mapping(catalog.ROOT / "flags.yaml")
-    kinds = ("switches", "values", "lists", "whole", "decimal")
+    kinds = ("switches", "values", "lists", "whole", "decimal", "counts")
     sets = {kind: frozenset(raw[kind]) for kind in kinds}
-    return FlagNames(**sets, aliases=raw["aliases"], renamed=raw["renamed"])
+    maps = {kind: raw[kind] for kind in ("choices", "aliases", "renamed")}
+    return FlagNames(**sets, **maps)
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:
@@ -333,8 +353,17 @@ def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -
     """The same launch as one of several nodes.
 
     Raises:
-        ConfigError: a number of nodes other than the hardware's, or no address to meet at.
+        ConfigError: a number of nodes other than the hardware's, no address to meet at, or any of
+            them as a flag of the server.
     """
+    said = launch.effective()
+    for name in NODE:
+        if name in said:
+            raise ConfigError(
+                launch.preset.name, f"--{name}", expected="an option of the command itself",
+                found="a flag of the preset, of --set or after `--`",
+                remedy=f"Use `sglang-ext launch PRESET --{name} {said[name]}`.",
+            )  # fmt: skip
     expected = launch.hardware.nodes
     if nnodes != expected:
         raise ConfigError(
@@ -363,9 +392,9 @@ def for_node(launch: Launch, nnodes: int, node_rank: int, address: str | None) -
             )
         return launch
     host, _, port = (address or "").rpartition(":")
-    if address != PLACE and not (
-        host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    ):
+    is_host = re.fullmatch(r"[\w.-]+|\[[\w.:%-]+\]", host, re.ASCII) is not None
+    is_port = re.fullmatch(r"\d{1,5}", port, re.ASCII) is not None and 0 < int(port) < 65536
+    if address != PLACE and not (is_host and is_port):
         raise ConfigError(
             launch.preset.name,
             "--dist-init-addr",

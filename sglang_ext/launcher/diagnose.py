@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from sglang_ext.launcher.stages import STAGES
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,16 @@ class Cause:
 
 @dataclass(frozen=True)
 class _Symptom:
+    """raised: it counts only as the end of a traceback"""
+
     name: str
     pattern: re.Pattern[str]
     remedy: str
+    raised: bool
 
 
-def _symptom(name: str, pattern: str, remedy: str) -> _Symptom:
-    return _Symptom(name, re.compile(pattern, re.IGNORECASE), remedy)
+def _symptom(name: str, pattern: str, remedy: str, raised: bool = False) -> _Symptom:
+    return _Symptom(name, re.compile(pattern, re.IGNORECASE), remedy, raised)
 
 
 # In order: what is listed first explains more than what follows it.
@@ -34,7 +40,7 @@ _SYMPTOMS = (
     _symptom(
         "port in use",
         r"address already in use|errno 98|port \d+ is (?:not available|already|in use)",
-        "Another process listens there: use --port (SGLang takes further ports near it).",
+        "Another process listens there: use --set port=N (SGLang takes further ports near it).",
     ),
     _symptom(
         "wrong flag",
@@ -54,7 +60,7 @@ _SYMPTOMS = (
     ),
     _symptom(
         "not enough memory for the KV cache",
-        r"not enough memory.*mem-fraction|max_total_num_tokens|KV cache.*(?:<= 0|not enough)",
+        r"not enough memory.*mem-fraction|KV cache.*(?:<= 0|not enough)",
         "Weights leave too little: raise --mem-fraction-static, or use more GPUs.",
     ),
     _symptom(
@@ -68,6 +74,23 @@ _SYMPTOMS = (
         "The machine's memory ran out: use fewer ranks or a smaller --max-total-tokens.",
     ),
     _symptom(
+        "no room on a disk",
+        r"no space left on device|errno 28\b|disk quota exceeded",
+        "Free the disk of the path above, or name another: HF_HOME for checkpoints, TMPDIR, and "
+        "--shm-size of a container for /dev/shm.",
+    ),
+    _symptom(
+        "checkpoint not open to you",
+        r"GatedRepoError|gated repo|access to model .* is restricted|\b40[13] client error",
+        "Ask for access on the model's page, and set HF_TOKEN to a token of the account that has "
+        "it; or name a directory: --set model-path=DIRECTORY.",
+    ),
+    _symptom(
+        "no permission",
+        r"permission denied|PermissionError|errno 13\b",
+        "Give this user the right to the path or port above, or name another.",
+    ),
+    _symptom(
         "checkpoint missing",
         r"repository not found|couldn't connect to .*hugging|can't load the configuration|"
         r"no such file or directory: .*(?:config\.json|safetensors)|"
@@ -77,8 +100,9 @@ _SYMPTOMS = (
     ),
     _symptom(
         "library missing",
-        r"ModuleNotFoundError|ImportError|cannot open shared object file",
+        r"^(?:ModuleNotFoundError|ImportError): |^OSError: .*cannot open shared object file",
         "A library is not installed here: `sglang-ext doctor` says which.",
+        raised=True,  # other mentions are survived
     ),
     _symptom(
         "process killed",
@@ -90,8 +114,10 @@ _SYMPTOMS = (
     _symptom(
         "other ranks unreachable",
         r"connection (?:refused|timed out).*dist|timed out.*(?:rendezvous|TCPStore)|"
-        r"nccl error|DistNetworkError|Connection closed by peer",
-        "Check --dist-init-addr, firewalls and NCCL_SOCKET_IFNAME; look for another rank's error.",
+        r"DistStoreError|clients joined|nccl error|ncclSystemError|DistNetworkError|"
+        r"Connection closed by peer",
+        "Check --dist-init-addr, firewalls and NCCL_SOCKET_IFNAME; look for another rank's error "
+        "(--set NCCL_DEBUG=WARN says more).",
     ),
     _symptom(
         "refused by SGLang",
@@ -104,11 +130,33 @@ _SYMPTOMS = (
 def explain(log: str) -> Cause | None:
     """The cause that a log shows, or None when no line of it is known.
 
-    The last line that matches counts: earlier ones may be warnings that were survived.
+    What was survived is left out. The last line that matches counts.
     """
-    lines = log.splitlines()
+    lines = list(_relevant(log.splitlines()))
     for symptom in _SYMPTOMS:
-        for line in reversed(lines):
-            if symptom.pattern.search(line):
+        for line, is_raised in reversed(lines):
+            if symptom.pattern.search(line) and (is_raised or not symptom.raised):
                 return Cause(symptom.name, line.strip()[:400], symptom.remedy)
     return None
+
+
+_PROGRESS = re.compile("|".join(mark for mark, _ in STAGES))
+_UP = re.compile(STAGES[-1][0])
+# SGLang's words for what ends a process; another rank may get further before it hears of it.
+_FATAL = re.compile(r"hit an exception: Traceback")
+_STAMPED = re.compile(r"\[\d{4}-")
+
+
+def _relevant(lines: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Lines after the last sign of progress, and of fatal exceptions before it; none from before
+    the server was up, once it was. With each: whether it ends a traceback.
+    """
+    up = max((at for at, line in enumerate(lines) if _UP.search(line)), default=-1)
+    end = max((at for at, line in enumerate(lines) if _PROGRESS.search(line)), default=-1)
+    fatal, before = False, ""
+    for at, line in enumerate(lines):
+        if _STAMPED.match(line):
+            fatal = _FATAL.search(line) is not None
+        if at > end or (fatal and at > up):
+            yield line, before.startswith("  ") and not line.startswith(" ")
+        before = line

@@ -30,7 +30,16 @@ def to_yaml(launch: Launch) -> str:
 
 
 def _environment_words(launch: Launch) -> str:
-    return "".join(f"{k}={shlex.quote(v)} " for k, v in launch.env.items())
+    return "".join(f"{k}={_on_one_line(v)} " for k, v in launch.env.items())
+
+
+def _on_one_line(value: str) -> str:
+    """A word of a bash command that stands in a comment."""
+    if value.isprintable():
+        return shlex.quote(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    octal = (c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()) for c in escaped)
+    return f"$'{''.join(octal)}'"
 
 
 def _exports(launch: Launch) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import yaml
 from sglang_ext.launcher.errors import ConfigError, nearest
 
 _MISSING = object()
+# Far above every count that there is; what is larger is a slip, and overflows what reckons with it.
+LARGEST = 10**9
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         message = " ".join(str(error).split())
         raise ConfigError(
             str(path),
@@ -46,11 +49,15 @@ def load_mapping(path: Path) -> dict[str, Any]:
 class Fields:
     """Typed access to the fields of one mapping.
 
-    where: named in errors; known: every field that may occur
+    where: named in errors; known: every field that may occur, None for any
     """
 
-    def __init__(self, raw: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
+    def __init__(self, raw: Any, where: str, known: tuple[str, ...] | None) -> None:
         self.raw, self.where = raw, where
+        if not isinstance(raw, Mapping):
+            raise self.error("entry", "a mapping", raw, "Write `field: value` lines.")
+        if known is None:
+            return
         for name in raw:
             if name not in known:
                 hint = nearest(str(name), known)
@@ -60,18 +67,31 @@ class Fields:
         remedy = remedy or f"Correct `{field}`."
         return ConfigError(self.where, field, expected=expected, found=found, remedy=remedy)
 
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.raw.get(field) is not None
+
     def text(self, field: str, default: Any = _MISSING) -> str:
         return str(self._typed(field, (str,), "text", default))
 
-    def whole(self, field: str, default: Any = _MISSING, *, at_least: int = 0) -> int:
+    def whole(
+        self,
+        field: str,
+        default: Any = _MISSING,
+        *,
+        at_least: int = 0,
+        at_most: int = LARGEST,
+    ) -> int:
         value = self._typed(field, (int,), "a whole number", default)
         if value is not default and value < at_least:
             raise self.error(field, f"a whole number of at least {at_least}", value)
+        if value is not default and value > at_most:
+            raise self.error(field, f"a whole number of at most {at_most}", value)
         return int(value)
 
     def number(self, field: str, default: Any = _MISSING) -> float:
         value = self._typed(field, (int, float), "a number", default)
-        if value is not default and not 0 <= float(value) < float("inf"):
+        if value is not default and not 0 <= value <= sys.float_info.max:
             raise self.error(field, "a finite number of at least 0", value)
         return float(value)
 
@@ -86,7 +106,10 @@ class Fields:
 
     def numbers(self, field: str) -> tuple[float, ...]:
         value = self._typed(field, (list,), "a list of numbers", _MISSING)
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in value):
+        if not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
+            for v in value
+        ):
             raise self.error(field, "a list of numbers", value)
         return tuple(float(item) for item in value)
 

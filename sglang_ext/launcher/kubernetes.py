@@ -71,14 +71,15 @@ def to_kubernetes(launch: Launch) -> str:
 
 
 def _container(launch: Launch, parts: dict[str, Any]) -> dict[str, Any]:
-    command = ["python3", "-m", "sglang.launch_server", *arguments(launch)]
+    command = ["python3", "-m", "sglang.launch_server", *map(_literal, arguments(launch))]
     if launch.hardware.nodes > 1:
         # Kubernetes expands $(NAME); LeaderWorkerSet sets these two in every pod.
         command += ["--nnodes", str(launch.hardware.nodes), "--node-rank", "$(LWS_WORKER_INDEX)"]
         command += ["--dist-init-addr", "$(LWS_LEADER_ADDRESS):20000"]
     command += ["--host", host(launch, "0.0.0.0"), "--port", str(port(launch))]
     env = {entry["name"]: entry for entry in parts["env"]}
-    env |= {k: {"name": k, "value": v} for k, v in launch.env.items()}
+    home = launch.env.get("HF_HOME", env["HF_HOME"]["value"])
+    env |= {k: {"name": k, "value": _literal(v)} for k, v in launch.env.items()}
     limits = {}
     if not launch.hardware.gpu.is_cpu:
         limits["nvidia.com/gpu"] = str(launch.hardware.per_node)
@@ -90,13 +91,18 @@ def _container(launch: Launch, parts: dict[str, Any]) -> dict[str, Any]:
         "resources": {"limits": limits},
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "models", "mountPath": env["HF_HOME"]["value"]},
+            {"name": "models", "mountPath": home},
         ],
     }
     if launch.hardware.nodes > 1:
         limits |= parts["several_nodes"]["limits"]
         container["securityContext"] = parts["several_nodes"]["securityContext"]
     return container
+
+
+def _literal(text: str) -> str:
+    """Kubernetes reads $(NAME) as a variable, and $$ as $."""
+    return text.replace("$", "$$")
 
 
 def _served(at: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import time
@@ -17,18 +16,7 @@ import httpx
 from sglang_ext import child
 from sglang_ext.launcher.compose import Launch
 from sglang_ext.launcher.diagnose import Cause, explain
-
-# Stages of a start as they show in SGLang's log (patterns), in order.
-STAGES = (
-    (r"server_args=", "arguments resolved"),
-    (r"Init parallel begin", "ranks meeting"),
-    (r"Load weight begin", "loading weights"),
-    (r"Load weight end", "weights loaded"),
-    (r"KV Cache (?:is allocated|VA upper bound)", "KV cache allocated"),
-    (r"Capture [a-z ]+ CUDA graph begin", "capturing graphs"),
-    (r"The server is fired up", "ready"),
-)
-
+from sglang_ext.launcher.stages import stage_of
 
 _UNKNOWN = "No known cause; the last lines:\n"
 
@@ -48,12 +36,6 @@ class StartError(RuntimeError):
             else _UNKNOWN + child.last_lines(log)
         )
         super().__init__(f"the server {what}. {why}\nLog: {log}")
-
-
-def stage_of(log: str) -> str:
-    """How far a start has come."""
-    reached = [label for mark, label in STAGES if re.search(mark, log)]
-    return reached[-1] if reached else "starting Python"
 
 
 @dataclass
@@ -85,7 +67,7 @@ class Server:
             if url is None:
                 return
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health", timeout=10).status_code == 200:
+                if httpx.get(f"{url}/health", timeout=10, trust_env=False).status_code == 200:
                     return
             time.sleep(0.5)
         raise StartError(None, self.log, explain(self.text()))

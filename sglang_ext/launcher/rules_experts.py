@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sglang_ext.core.refusals import REFUSALS
 from sglang_ext.launcher.view import DISPATCH_VARIABLE, View
 
 # DeepEP's low-latency kernels are compiled for these widths (deep_ep 2.1.0).
@@ -133,6 +134,12 @@ def balancing_sees_the_dispatch(v: View) -> Iterator[tuple[str, str]]:
         )
 
 
+def balancing_stays_in_a_stage(v: View) -> Iterator[tuple[str, str]]:
+    if v.has("enable-eplb") and v.sizes.pp > 1 and not v.on_cpu:
+        refusal = REFUSALS["eplb with stages"]
+        yield refusal.reason(f"--pp-size {v.sizes.pp}"), refusal.remedy
+
+
 def dense_layers_follow_the_head(v: View) -> Iterator[tuple[str, str]]:
     if not v.has("moe-dense-tp-size"):
         return
@@ -157,5 +164,6 @@ EXPERT_RULES = (
     all_to_all_spans_the_group,
     experts_divide,
     balancing_sees_the_dispatch,
+    balancing_stays_in_a_stage,
     dense_layers_follow_the_head,
 )

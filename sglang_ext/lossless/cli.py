@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from sglang_ext.inputs import InputError, not_negative, output_file, refuse_without_effect
+from sglang_ext.inputs import (
+    InputError,
+    keep_apart,
+    not_negative,
+    output_file,
+    refuse_without_effect,
+)
 from sglang_ext.lossless.errors import CannotTest, RefusedRequest
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ def lossless(
             tokens=tokens,
             concurrency=numbers("--concurrency", concurrency),
             bound=bound,
-            dtype=names("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))[0],
+            dtype=one_name("--dtype", dtype, ("auto", "float32", "bfloat16", "float16")),
             sampled=SampledPlan(samples=samples, depth=depth),
             sampled_prompts=sampled_prompts,
             seed=seed,
@@ -97,7 +103,8 @@ def lossless(
         asked = _prompts(prompts, sets)[:limit]
         output_file("--json", json_file)
         output_file("--report", report, (".html", ".md"))
-        with_api = names("--api", api, APIS)[0]
+        keep_apart({"--prompts": prompts, "--json": json_file, "--report": report})
+        with_api = one_name("--api", api, APIS)
         servers = _servers(
             launch or [], base, spec, itself, key, with_api, together, first_port, console
         )
@@ -190,6 +197,14 @@ def names(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:
             option, expected=f"some of {', '.join(known)}", found=given, remedy="Correct it."
         )
     return names
+
+
+def one_name(option: str, given: str, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise CannotTest(
+            option, expected=f"one of {', '.join(known)}", found=given, remedy="Name one."
+        )
+    return given
 
 
 def numbers(option: str, given: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sglang_ext.lossless.endpoint import Endpoint, Tick
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.flow import Flow, Side
-from sglang_ext.lossless.margins import LIMITS, TOPS, Bound, Divergence, Judge, spread
+from sglang_ext.lossless.margins import LIMITS, TOPS, Bound, Divergence, Judge, margins, spread
 from sglang_ext.lossless.types import Answer, Outcome, Prompt, Sampling, State, first_difference
 
 
@@ -50,6 +50,7 @@ class Reference:
             "bound": self.bound.nats,
             "bound_source": self.bound.source,
             "dtype": self.dtype,
+            "margins": [margins(answer) for answer in self.answers.values()],
         }
         state = State.PASS if most <= greatest else State.UNDECIDED
         if state is State.UNDECIDED:

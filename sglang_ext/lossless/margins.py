@@ -115,6 +115,12 @@ def top_two(token: Token) -> float | None:
     return token.top[0][1] - token.top[1][1] if len(token.top) > 1 else None
 
 
+def margins(answer: Answer) -> list[float | None]:
+    """`top_two` of every token to four digits; None where it is not told."""
+    told = (top_two(token) for token in answer.tokens)
+    return [None if m is None or not math.isfinite(m) else float(f"{m:.4g}") for m in told]
+
+
 def contenders(token: Token) -> list[tuple[Key, float]]:
     """The listed tokens that rounding could make the choice, with room: near the most likely.
 

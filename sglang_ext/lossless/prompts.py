@@ -157,20 +157,29 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _read(line: str, number: int) -> Prompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad_line(number, error) from error
     name = f"line-{number}"
     if isinstance(row, dict):
         text = row.get("prompt", row.get("text"))
         if isinstance(text, str) and text:
             return Prompt(name, "file", text=text)
-        if isinstance(ids := row.get("input_ids"), list) and ids and _all(ids, int):
+        if isinstance(ids := row.get("input_ids"), list) and ids and all(map(_is_id, ids)):
             return Prompt(name, "file", ids=tuple(ids))
         if isinstance(turns := row.get("turns"), list) and turns and _all(turns, str):
             return Prompt(name, "file", messages=({"role": "user", "content": turns[0]},))
-        if isinstance(said := row.get("messages"), list) and said and _all(said, dict):
+        if isinstance(said := row.get("messages"), list) and said and all(map(_is_message, said)):
             return Prompt(name, "file", messages=tuple(said))
     raise _bad_line(number, "none of them")
+
+
+def _is_id(value: Any) -> bool:
+    # An id of any tokenizer fits; a larger number breaks some servers instead of being refused.
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and _all([value.get("role"), value.get("content")], str)
 
 
 def _all(values: list[Any], kind: type) -> bool:
@@ -180,7 +189,8 @@ def _all(values: list[Any], kind: type) -> bool:
 def _bad_line(number: int, found: object) -> CannotTest:
     return CannotTest(
         f"--prompts, line {number}",
-        expected="a JSON object with prompt, input_ids, messages or turns",
+        expected="a JSON object with prompt (text), input_ids (whole numbers from 0), messages "
+        "(each a role and a content of text) or turns (texts)",
         found=found,
         remedy="Correct the line or take it out.",
     )

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_ext.lossless.plots import plots
+from sglang_ext.lossless.plots import missing, plots
 from sglang_ext.lossless.suite import Result
 from sglang_ext.lossless.types import Facts, Outcome, State
 
@@ -130,7 +130,8 @@ def write_report(result: Result, path: Path) -> None:
 def _markdown(result: Result) -> str:
     lines = ["# Lossless check", "", f"**{statement(result)}**", ""]
     lines += [f"- {line}" for line in _servers(result)]
-    lines += [f"- {result.seconds:.0f} s", *(f"- note: {note}" for note in result.notes), ""]
+    lines += [f"- {result.seconds:.0f} s", *(f"- note: {note}" for note in result.notes)]
+    lines += [*(f"- {line}" for line in missing()), ""]
     lines += ["| check | result | found |", "|---|---|---|"]
     lines += [f"| {o.name} | {o.state} | {_bar(o.shown)} |" for o in result.outcomes]
     rows = divergences(result.outcomes)
@@ -161,7 +162,8 @@ def _html(result: Result) -> str:
         f'<img alt="{html.escape(title)}" src="data:image/png;base64,{image}">'
         for title, image in plots(result)
     )
-    facts = "".join(f"<li>{html.escape(line)}</li>" for line in (*_servers(result), *result.notes))
+    shown = (*_servers(result), *result.notes, *missing())
+    facts = "".join(f"<li>{html.escape(line)}</li>" for line in shown)
     style = (
         "body{font:15px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}"
         "td,th{border:1px solid #bbb;padding:.3em .6em;text-align:left}"

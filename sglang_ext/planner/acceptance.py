@@ -86,19 +86,36 @@ def published(model: str, algorithm: str, task: str, gamma: int) -> Curve:
     return Curve((rate,) * gamma, "derived" if known else "assumed", source)
 
 
-def from_file(path: Path) -> Curve:
-    """A user's own curve: `conditional`, a list of rates by position.
+def from_file(path: Path, task: str | None) -> Curve:
+    """A user's own curve: `conditional`, a list of rates by position, or one list per kind of task.
+
+    task: the kind that is asked for, None where none was
 
     Raises:
-        ConfigError: a field is missing, unknown, or no probability.
+        ConfigError: a field is missing, unknown, or no probability; a kind that the file has not,
+            or any of a file with one curve.
     """
     f = Fields(load_mapping(path), str(path), ("conditional", "source"))
-    return Curve(conditional(f), "measured", f.text("source", str(path)))
+    source = f.text("source", str(path))
+    if not isinstance(f.raw.get("conditional"), dict):
+        if task is not None:
+            raise _no_task(f"none, since {path} holds one curve for all", task, "Leave it out.")
+        return Curve(conditional(f), "measured", source)
+    kinds = Fields(f.raw["conditional"], f"{path}, conditional", None)
+    known = [str(kind) for kind in kinds.raw]
+    if task not in known:
+        hint = nearest(task or "", known) or "Choose one of them."
+        raise _no_task(f"one of {', '.join(known) or 'the kinds that it should hold'}", task, hint)
+    return Curve(conditional(kinds, str(task)), "measured", f"{source}, {task}")
 
 
-def conditional(f: Fields) -> tuple[float, ...]:
+def _no_task(expected: str, found: str | None, remedy: str) -> ConfigError:
+    return ConfigError("plan", "--task", expected=expected, found=found or "nothing", remedy=remedy)
+
+
+def conditional(f: Fields, name: str = "conditional") -> tuple[float, ...]:
     """The field of that name. Raises ConfigError where it holds no probabilities."""
-    rates = f.numbers("conditional")
+    rates = f.numbers(name)
     if not rates or not all(0 <= rate <= 1 for rate in rates):
-        raise f.error("conditional", "probabilities, one per drafted position", list(rates))
+        raise f.error(name, "probabilities, one per drafted position", list(rates))
     return rates

@@ -15,6 +15,7 @@ from sglang_ext.launcher import catalog
 from sglang_ext.launcher.compose import read_words
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.fields import Fields
+from sglang_ext.launcher.model_config import MOST_DRAFTS
 from sglang_ext.planner.acceptance import constant_rate
 
 # Field of `Layout` -> SGLang's flag.
@@ -28,12 +29,13 @@ _SIZES = {
     "redundant": "ep-num-redundant-experts",
 }
 _SWITCHES = {"tbo": "enable-two-batch-overlap", "sbo": "enable-single-batch-overlap"}
+# What a point is measured in beside its throughput: ours -> the file's.
 _MEASURED = {"tpot_ms": "median_tpot_ms", "ttft_ms": "median_ttft_ms"}
 
 
 def read_bench(path: Path) -> dict[str, Any] | None:
     """The file's contents, None where it is not of `sglang-ext bench`."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and {"launch_arguments", "load", "points"} <= found.keys():
             return found
@@ -48,7 +50,7 @@ def bench_points(
     A run's acceptance length becomes the constant rate per position that gives it.
 
     Raises:
-        ConfigError: no model or hardware, or a point without a number that a prediction needs.
+        ConfigError: no model or hardware, or a field that is missing or cannot be.
     """
     for option, value, known in (
         ("--model", model, "base"),
@@ -63,10 +65,13 @@ def bench_points(
                 remedy=f"Known: {', '.join(catalog.names(known))}.",
             )
     drafts = catalog.model(str(model)).drafts
-    sizes = _sizes(found["launch_arguments"])
+    file = Fields(found, where, None)
+    sizes = _sizes(list(file.names("launch_arguments")))
+    load = file.mapping("load")
+    output_tokens = Fields(load, f"{where}, load", None).whole("output_tokens", at_least=1)
     rows, left_out = [], []
-    for key, raw in found["points"].items():
-        f = Fields(raw, f"{where}, {key}", tuple(raw))
+    for key, raw in file.mapping("points").items():
+        f = Fields(raw, f"{where}, {key}", None)
         algorithm = f.text("algorithm").lower()
         if algorithm != "none" and algorithm not in drafts:
             left_out.append(f.text("algorithm"))
@@ -77,20 +82,29 @@ def bench_points(
             "layout": dict(sizes),
             "load": {
                 "input_tokens": f.whole("input_tokens", at_least=1),
-                "output_tokens": int(found["load"]["output_tokens"]),
+                "output_tokens": output_tokens,
                 "concurrency": f.whole("concurrency", at_least=1),
             },
             "throughput": f.number("output_tokens_per_second"),
             "source": f"{where}, {key}",
         }
-        point |= {ours: raw[theirs] for ours, theirs in _MEASURED.items() if raw.get(theirs)}
+        point |= {ours: raw[theirs] for ours, theirs in _MEASURED.items() if f.has(theirs)}
         if algorithm != "none":
-            gamma = raw.get("gamma") or drafts[algorithm].gamma
+            gamma = drafts[algorithm].gamma
+            if f.has("gamma"):
+                gamma = f.whole("gamma", at_least=1, at_most=MOST_DRAFTS)
             point["layout"] |= {"algorithm": algorithm, "gamma": gamma}
-            if length := raw.get("acceptance_length"):
-                point["conditional"] = [constant_rate(float(length), gamma)] * gamma
+            if f.has("acceptance_length"):
+                point["conditional"] = [constant_rate(_length(f, gamma), gamma)] * gamma
         rows.append((str(point["source"]), point))
     return rows, tuple(dict.fromkeys(left_out))
+
+
+def _length(f: Fields, gamma: int) -> float:
+    length = f.number("acceptance_length")
+    if not 1 <= length <= gamma + 1:
+        raise f.error("acceptance_length", f"1 to {gamma + 1}, of {gamma} drafts", length)
+    return length
 
 
 def _sizes(words: list[str]) -> dict[str, Any]:

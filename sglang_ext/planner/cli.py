@@ -13,13 +13,16 @@ from rich.table import Table
 
 from sglang_ext.inputs import (
     is_given,
+    keep_apart,
     options_but,
     output_file,
     positive,
     refuse_without_effect,
 )
+from sglang_ext.inputs import plot_file as check_plot
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError, nearest
+from sglang_ext.launcher.fields import LARGEST
 from sglang_ext.planner import acceptance, report
 from sglang_ext.planner.numbers import DEFAULT
 from sglang_ext.planner.picture import draw
@@ -39,9 +42,13 @@ def plan(
         str | None, typer.Option(help="8xh200, 2x8xh100, cpu; or a GPU (h200) with --gpus.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, eight to a node.")] = None,
-    input_tokens: Annotated[int, typer.Option(min=1, help="Prompt of a request.")] = 4096,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Answer of a request.")] = 1024,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
+    input_tokens: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Prompt of a request.")
+    ] = 4096,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Answer of a request.")
+    ] = 1024,
+    concurrency: Annotated[int, typer.Option(min=1, max=LARGEST, help="Requests at a time.")] = 32,
     rate: Annotated[
         float | None,
         typer.Option(callback=positive, help="Requests per second instead of --concurrency."),
@@ -55,10 +62,19 @@ def plan(
     objective: Annotated[str, typer.Option(help=f"One of {', '.join(OBJECTIVES)}.")] = "balanced",
     task: Annotated[str, typer.Option(help="Whose acceptance: math, code, chat, a task.")] = "chat",
     acceptance_file: Annotated[
-        Path | None, typer.Option("--acceptance", help="Your own: YAML or JSON, `conditional`.")
+        Path | None,
+        typer.Option(
+            "--acceptance", help="Your own: YAML or JSON, `conditional`, by --task or not."
+        ),
     ] = None,
     imbalance: Annotated[
-        float, typer.Option(min=1, callback=positive, help="Busiest expert rank over the mean.")
+        float,
+        typer.Option(
+            min=1,
+            max=catalog.MOST_GPUS,
+            callback=positive,
+            help="Busiest expert rank over the mean.",
+        ),
     ] = 1.0,
     top: Annotated[int, typer.Option(min=1, help="Layouts to print.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="Say why.")] = False,
@@ -92,7 +108,8 @@ def plan(
     """
     output_file("--preset", preset, (".yaml", ".yml"))
     output_file("--picture", picture, (".svg",))
-    output_file("--plot", plot_file, (".png", ".svg", ".pdf"))
+    check_plot("--plot", plot_file)
+    keep_apart({"--acceptance": acceptance_file, "--preset": preset, "--picture": picture})
     _need("--plot", plot_file, "--table", table)
     if table is not None:
         useless = options_but(ctx, "--table", "--plot", "--json")
@@ -115,7 +132,7 @@ def plan(
         tpot=None if tpot is None else tpot / 1e3,
         task=task,
         assumptions=replace(DEFAULT, imbalance=imbalance),
-        curve=acceptance.from_file(acceptance_file) if acceptance_file else None,
+        curve=_own_curve(acceptance_file, task if is_given(ctx, "--task") else None),
     )
     if rate is not None:
         wanted = concurrency_of_rate(question, rate)
@@ -135,14 +152,16 @@ def _has_effect(ctx: typer.Context, model: catalog.Model) -> None:
     """Raises InputError for an option of a load that another one, or the model, makes useless."""
     if is_given(ctx, "--rate"):
         refuse_without_effect(ctx, "beside --rate", "--concurrency")
-    if is_given(ctx, "--acceptance"):
-        refuse_without_effect(ctx, "beside --acceptance", "--task")
     if not model.drafts:
         refuse_without_effect(
             ctx, f"for {model.name}, which has no draft", "--task", "--acceptance"
         )
     if not read_shape(model.config, model.name).experts:
         refuse_without_effect(ctx, f"for {model.name}, which has no experts", "--imbalance")
+
+
+def _own_curve(path: Path | None, task: str | None) -> acceptance.Curve | None:
+    return None if path is None else acceptance.from_file(path, task)
 
 
 def _given(value: str | None, option: str, known: list[str]) -> str:
@@ -238,14 +257,15 @@ def _print_table(name: str, as_json: bool, plot_file: Path | None) -> None:
     if plot_file is not None:
         plot(name, plot_file)
     if as_json:
-        typer.echo(json.dumps(found.records, indent=1))
+        typer.echo(json.dumps(found.as_json(), indent=1))
         return
     shown = Table(*found.columns, title=found.title)
     for row in found.rows:
         shown.add_row(*row)
     console = Console(width=120, highlight=False)
     console.print(shown)
-    console.print("derived from the published examples' constants; their acceptance is assumed")
+    said = "derived from the published example's constants"
+    console.print(said + ("; its acceptance is assumed" if found.basis == "assumed" else ""))
 
 
 def _print_validation(path: Path, model: str | None, hardware: str | None, as_json: bool) -> None:

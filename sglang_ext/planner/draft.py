@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_ext.launcher.catalog import Draft, Model
+from sglang_ext.launcher.model_config import ModelConfig
 from sglang_ext.planner.layout import Layout
-from sglang_ext.planner.shape import BF16, V4_ENTRY, Shape
+from sglang_ext.planner.shape import BF16, V4_ENTRY, Shape, head_width, kv_heads
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ def draft_of(model: Model, shape: Shape, layout: Layout) -> DraftShape | None:
 
 def read_draft(draft: Draft, target: Mapping[str, Any], shape: Shape) -> DraftShape:
     """The sizes of a model's own draft (in its checkpoint) or of a dense one."""
-    return _in_checkpoint(draft, target, shape) if not draft.config else _dense(draft, shape)
+    if draft.config:
+        return _dense(draft, ModelConfig(draft.config, f"{draft.algorithm} draft"))
+    return _in_checkpoint(draft, ModelConfig(target, "config.json"), shape)
 
 
-def _in_checkpoint(draft: Draft, target: Mapping[str, Any], shape: Shape) -> DraftShape:
+def _in_checkpoint(draft: Draft, target: ModelConfig, shape: Shape) -> DraftShape:
     stages = len(target["dspark_target_layer_ids"])
     rank = target["dspark_markov_rank"]
     window = next((k for k in shape.kinds if k.name == "window"), shape.kinds[0])
@@ -77,14 +80,13 @@ def _in_checkpoint(draft: Draft, target: Mapping[str, Any], shape: Shape) -> Dra
     )
 
 
-def _dense(draft: Draft, shape: Shape) -> DraftShape:
-    config = draft.config
+def _dense(draft: Draft, config: ModelConfig) -> DraftShape:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    dim = config.get("head_dim") or hidden // config["num_attention_heads"]
-    kv, heads = config["num_key_value_heads"], config["num_attention_heads"]
+    dim, kv, heads = head_width(config), kv_heads(config), config["num_attention_heads"]
     layer = hidden * dim * (2 * heads + 2 * kv) + 3.0 * hidden * config["intermediate_size"]
-    ids = config.get("target_layer_ids") or config.get("dflash_config", {})["target_layer_ids"]
-    vocab = config.get("draft_vocab_size") or config["vocab_size"]
+    nested = ModelConfig(config.get("dflash_config", {}), f"{config.where}, dflash_config")
+    ids = config.get("target_layer_ids") or nested["target_layer_ids"]
+    vocab = config.get("draft_vocab_size", config["vocab_size"])
     rank = config.get("markov_rank", 0)
     features = len(ids) * hidden * hidden
     row = layers * layer + features

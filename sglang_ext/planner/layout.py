@@ -10,9 +10,22 @@ from sglang_ext.launcher import catalog
 from sglang_ext.launcher.catalog import FlagValue, Hardware, Model, Preset
 from sglang_ext.launcher.compose import Launch, compose
 from sglang_ext.launcher.errors import ConfigError
-from sglang_ext.launcher.rules import check
-from sglang_ext.launcher.rules_experts import LARGEST_DISPATCH
-from sglang_ext.launcher.view import DEFAULT_DISPATCH, DISPATCH_VARIABLE
+from sglang_ext.launcher.rules import check, heads_divide
+from sglang_ext.launcher.rules_experts import (
+    LARGEST_DISPATCH,
+    all_to_all_spans_the_group,
+    deepep_can_carry_the_model,
+    experts_divide,
+)
+from sglang_ext.launcher.view import DEFAULT_DISPATCH, DISPATCH_VARIABLE, View
+
+# Those that speak of a model's sizes alone.
+SIZE_RULES = (
+    heads_divide,
+    deepep_can_carry_the_model,
+    all_to_all_spans_the_group,
+    experts_divide,
+)
 
 
 @dataclass(frozen=True)
@@ -179,6 +192,18 @@ def _with_experts(
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def breaks(layout: Layout, model: Model, machine: Hardware) -> list[str]:
+    """Why the model cannot be laid out so, whatever the machine's other GPUs do."""
+    flags: dict[str, FlagValue] = {
+        "tp-size": layout.tp, "attn-dp-size": layout.dp, "attn-cp-size": layout.cp,
+        "ep-size": layout.ep, "pp-size": layout.pp, "moe-a2a-backend": layout.a2a,
+        "ep-num-redundant-experts": layout.redundant,
+    }  # fmt: skip
+    preset = Preset(layout.name, model.name, machine.name, "balanced", ())
+    view = View(Launch(preset, model, machine, flags))
+    return [f"{why} {do}" for rule in SIZE_RULES for why, do in rule(view)]
 
 
 def compose_layout(

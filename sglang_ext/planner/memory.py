@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_ext.launcher.catalog import Hardware, Load
@@ -160,16 +161,18 @@ def largest_that_fits(
         return memory_of(shape, draft, layout, machine, tried).fits
 
     length = load.input_tokens + load.output_tokens
-    longest = _largest(lambda n: fits(n, load.concurrency), shape.longest)
+    longest = largest(lambda n: fits(n, load.concurrency), shape.longest)
     return Largest(
         longest if longest > load.output_tokens else 0,
-        _largest(lambda n: fits(length, n), 65536),
+        largest(lambda n: fits(length, n)),
     )
 
 
-def _largest(holds: object, most: int) -> int:
-    assert callable(holds)
-    low, high = 0, most + 1
+def largest(holds: Callable[[int], bool], most: int | None = None) -> int:
+    """The last number, up to `most`, for which `holds`, which then never holds again."""
+    low, high = 0, 1 if most is None else most + 1
+    while most is None and holds(high):
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         if holds(middle):

@@ -115,7 +115,7 @@ def _bar(plan: Plan, x: float, y: float) -> list[str]:
         span = width * size / plan.memory.capacity
         shapes.append(f'<rect x="{at:.1f}" y="{y}" width="{span:.1f}" height="8" fill="{colour}"/>')
         at += span
-    used = f"{plan.memory.total / GB:.0f} of {plan.memory.capacity / GB:.0f} GiB"
+    used = f"{plan.memory.total / GB:.0f} of {plan.memory.capacity / GB:.0f} GiB (derived)"
     frame = f'<rect x="{x}" y="{y}" width="{width}" height="8" fill="none" stroke="#666"/>'
     return [*shapes, frame, _text(x, y - 3, used, size=9)]
 

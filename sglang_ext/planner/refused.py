@@ -10,7 +10,7 @@ from sglang_ext.launcher.catalog import Hardware
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner.draft import draft_of
 from sglang_ext.planner.layout import Layout
-from sglang_ext.planner.memory import GB, largest_that_fits, memory_of
+from sglang_ext.planner.memory import GB, largest, largest_that_fits, memory_of
 from sglang_ext.planner.shape import Shape
 
 if TYPE_CHECKING:
@@ -63,15 +63,12 @@ def limits_missed(answer: Answer, at: Callable[[int], Plan]) -> ConfigError:
 
     def times(plan: Plan) -> str:
         shown = (f"{name.upper()} {getattr(plan, name) * 1e3:.3g} ms" for name in given)
-        return f"`{plan.layout.name}` with {', '.join(shown)}"
+        return f"`{plan.layout.name}` with {', '.join(shown)} ({plan.basis})"
 
-    nearest, concurrency = min(answer.ranked, key=excess), question.load.concurrency
+    nearest = min(answer.ranked, key=excess)
     instead = "Not even one request at a time meets them."
-    while concurrency > 1:
-        concurrency //= 2
-        if not (best := at(concurrency)).misses:
-            instead = f"At {concurrency} requests at a time {times(best)} meets them."
-            break
+    if most := largest(lambda n: not at(n).misses, question.load.concurrency - 1):
+        instead = f"At {most} requests at a time {times(at(most))} meets them."
     asked = ", ".join(f"{name.upper()} {limit * 1e3:.3g} ms" for name, limit in given.items())
     many = question.load.concurrency
     return ConfigError(
@@ -79,7 +76,7 @@ def limits_missed(answer: Answer, at: Callable[[int], Plan]) -> ConfigError:
         ", ".join(f"--{name}" for name in given),
         expected=f"limits that a layout on {question.hardware.name} meets, {many} at a time",
         found=asked,
-        remedy=f"Nearest: {times(nearest)} ({nearest.basis}). {instead}",
+        remedy=f"Nearest: {times(nearest)}. {instead}",
     )
 
 
@@ -89,11 +86,11 @@ def nothing_fits(answer: Answer, too_large: Iterable[Layout]) -> ConfigError:
     best_tokens, best_concurrency = 0, 0
     for layout in too_large:
         draft = draft_of(question.model, shape, layout)
-        largest = largest_that_fits(shape, draft, layout, question.hardware, question.load)
-        best_tokens = max(best_tokens, largest.tokens)
-        best_concurrency = max(best_concurrency, largest.concurrency)
+        found = largest_that_fits(shape, draft, layout, question.hardware, question.load)
+        best_tokens = max(best_tokens, found.tokens)
+        best_concurrency = max(best_concurrency, found.concurrency)
     load = question.load
-    found = f"{load.concurrency} requests of {load.input_tokens + load.output_tokens} tokens"
+    asked = f"{load.concurrency} requests of {load.input_tokens + load.output_tokens} tokens"
     if not best_tokens and not best_concurrency:
         remedy = f"No request fits: {_why_nothing(answer, too_large)}"
     else:
@@ -101,12 +98,12 @@ def nothing_fits(answer: Answer, too_large: Iterable[Layout]) -> ConfigError:
         if not best_tokens:
             length = f"not even prompts of one token fit beside {load.output_tokens} of output"
         many = f"{best_concurrency} requests at a time" if best_concurrency else "not even one"
-        remedy = f"At this concurrency {length}; of this length {many} fit."
+        remedy = f"At this concurrency {length}; of this length {many} fit (derived)."
     return ConfigError(
         question.model.name,
         "memory",
         expected=f"a load that fits {question.hardware.name}",
-        found=found,
+        found=asked,
         remedy=remedy,
     )
 
@@ -121,10 +118,12 @@ def _why_nothing(answer: Answer, too_large: Iterable[Layout]) -> str:
     ]
     if held:
         least = min(held, key=lambda m: m.total)
+        cpu = question.hardware.gpu.is_cpu
+        more = "Use a machine with more memory." if cpu else "Use more or larger GPUs."
         weights, reserve = sum(least.weights.values()), sum(least.reserve.values())
         return (
             f"weights take {weights / GB:.0f} GiB per rank and the runtime {reserve / GB:.0f}, of "
-            f"{least.capacity / GB:.0f} GiB. Use more or larger GPUs."
+            f"{least.capacity / GB:.0f} GiB (derived). {more}"
         )
     reasons = list(answer.refused.values())
     return max(set(reasons), key=reasons.count)

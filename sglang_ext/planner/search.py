@@ -257,19 +257,35 @@ def concurrency_for(question: Question, rate: float) -> int:
         ConfigError: no layout keeps up, with the highest rate; or not even one request at a time
             fits or meets the limits.
     """
-    best = 0.0
-    for concurrency in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048):
+
+    def reached(concurrency: int) -> float:
         asked = replace(question, load=replace(question.load, concurrency=concurrency))
+        return search(asked).ranked[0].throughput / question.load.output_tokens
+
+    # `low` at a time are too slow; `high` are fast enough, or too many.
+    low, high, best = 0, 1, reached(1)
+    is_reached = best >= rate
+    while not is_reached:
+        low, high = high, 2 * high
         try:
-            plan = search(asked).ranked[0]
+            found = reached(high)
         except ConfigError:
-            if not best:
-                raise
             break
-        reached = plan.throughput / question.load.output_tokens
-        best = max(best, reached)
-        if reached >= rate:
-            return concurrency
+        best, is_reached = max(best, found), found >= rate
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            found = reached(middle)
+        except ConfigError:
+            high = middle
+            continue
+        best = max(best, found)
+        if found >= rate:
+            high, is_reached = middle, True
+        else:
+            low = middle
+    if is_reached:
+        return high
     raise ConfigError(
         question.model.name,
         "--rate",

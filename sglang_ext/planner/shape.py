@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_ext.launcher.errors import ConfigError
+from sglang_ext.launcher.model_config import ModelConfig
 
 BF16 = 2.0
 FP8 = 1.0 + 4 / (128 * 128)  # one fp32 scale per 128 x 128 block
@@ -14,6 +14,7 @@ FP4 = 0.5 + 1 / 32  # one e8m0 scale per 32 values
 
 # SGLang 0.5.23's packed rows: 448 fp8 + 64 bf16 + 7 scales + pad; an fp8 key of 128 and its scale.
 V4_ENTRY, INDEX_ENTRY = 584.0, 132.0
+V4_RATIOS = (0, 4, 128)  # of compression: window, CSA and HCA layers
 V4_WINDOW_SHARE = 0.1  # SGLang keeps window rows for a tenth of the tokens (swa_full_tokens_ratio)
 
 
@@ -137,76 +138,60 @@ class Shape:
 
 def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     """Raises ConfigError for an architecture or a field that the planner does not know."""
-    architectures = config.get("architectures") or [""]
-    name = str(architectures[0])
+    given = ModelConfig(config, where)
+    name = given["architectures"][0]
     for prefix, reader in _READERS.items():
         if name.startswith(prefix):
-            try:
-                _sizes_are_sizes(config, where)
-                return reader(config)
-            except KeyError as error:
-                raise ConfigError(
-                    where,
-                    str(error.args[0]),
-                    expected="a value",
-                    found="nothing",
-                    remedy="Give the checkpoint's complete config.json.",
-                ) from error
-    raise ConfigError(
-        where,
+            return reader(given)
+    raise given.error(
         "architectures",
-        expected=f"one that starts with {', '.join(_READERS)}",
-        found=name,
-        remedy="The planner has no sizes for it.",
+        f"one that starts with {', '.join(_READERS)}",
+        name,
+        "The planner has no sizes for it.",
     )
 
 
-_SIZES = (
-    "hidden_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "vocab_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "max_position_embeddings",
-    "head_dim",
-    "kv_lora_rank",
-    "q_lora_rank",
-)
-
-
-def _sizes_are_sizes(config: Mapping[str, Any], where: str) -> None:
-    for name in _SIZES:
-        value = config.get(name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ConfigError(
-                where,
-                name,
-                expected="a whole number of at least 1",
-                found=value,
-                remedy="Give the checkpoint's own config.json.",
-            )
-
-
-def _linear_bytes(config: Mapping[str, Any]) -> float:
+def _linear_bytes(config: ModelConfig) -> float:
     quant = config.get("quantization_config")
     if quant is None:
-        return 4.0 if config.get("torch_dtype") == "float32" else BF16
-    if quant.get("quant_method") != "fp8":
-        raise ConfigError(
-            "config.json",
-            "quantization_config.quant_method",
-            expected="fp8",
-            found=quant.get("quant_method"),
-            remedy="The planner has no sizes for it.",
-        )
+        # Transformers 5 writes `dtype`.
+        stored = config.get("dtype", config.get("torch_dtype"))
+        return 4.0 if stored == "float32" else BF16
+    if (method := quant.get("quant_method")) != "fp8":
+        known = "The planner has no sizes for it."
+        raise config.error("quantization_config.quant_method", "fp8", method, known)
     return FP8
 
 
-def _grouped_query(config: Mapping[str, Any]) -> LayerKind:
+def head_width(config: ModelConfig) -> int:
+    """Given, or the width over the heads."""
+    if "head_dim" in config:
+        return int(config["head_dim"])
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    dim = config.get("head_dim") or hidden // heads
-    kv = config.get("num_key_value_heads") or heads
+    if hidden < heads:
+        raise config.error("hidden_size", f"at least one column for each of {heads} heads", hidden)
+    return int(hidden // heads)
+
+
+def kv_heads(config: ModelConfig) -> int:
+    """Given, or as many as there are heads."""
+    heads = config["num_attention_heads"]
+    kv = config.get("num_key_value_heads", heads)
+    if heads % kv:
+        raise config.error("num_key_value_heads", f"a divisor of the {heads} heads", kv)
+    return int(kv)
+
+
+def _active_experts(config: ModelConfig, experts: int) -> int:
+    active = config["num_experts_per_tok"]
+    if not 1 <= active <= experts:
+        raise config.error("num_experts_per_tok", f"1 to {experts}, the experts there are", active)
+    return int(active)
+
+
+def _grouped_query(config: ModelConfig) -> LayerKind:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    dim, kv = head_width(config), kv_heads(config)
     row = 2 * kv * dim * BF16
     return LayerKind(
         name="full attention",
@@ -219,8 +204,8 @@ def _grouped_query(config: Mapping[str, Any]) -> LayerKind:
     )
 
 
-def _dense(config: Mapping[str, Any]) -> Shape:
-    hidden, experts = config["hidden_size"], int(config.get("num_experts", 0))
+def _dense(config: ModelConfig) -> Shape:
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
     layers = config["num_hidden_layers"]
     linear = _linear_bytes(config)
     return Shape(
@@ -233,17 +218,17 @@ def _dense(config: Mapping[str, Any]) -> Shape:
         dense=3.0 * hidden * config["intermediate_size"],
         moe_layers=layers if experts else 0,
         experts=experts,
-        top_k=int(config.get("num_experts_per_tok", 0)),
-        expert_params=3.0 * hidden * config.get("moe_intermediate_size", 0),
+        top_k=_active_experts(config, experts) if experts else 0,
+        expert_params=3.0 * hidden * config["moe_intermediate_size"] if experts else 0.0,
         shared_params=0.0,
         linear=linear,
         expert=linear,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=config.get("tie_word_embeddings", False),
         longest=config["max_position_embeddings"],
     )
 
 
-def _v32(config: Mapping[str, Any]) -> Shape:
+def _v32(config: ModelConfig) -> Shape:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
     nope, value, rank = config["qk_nope_head_dim"], config["v_head_dim"], config["q_lora_rank"]
@@ -264,7 +249,9 @@ def _v32(config: Mapping[str, Any]) -> Shape:
         whole=hidden * (rank + latent + rope) + indexer,
         indexer=Indexer(indexer, INDEX_ENTRY, 2.0 * ih * idim),
     )
-    dense = config["first_k_dense_replace"]
+    dense, experts = config["first_k_dense_replace"], config["n_routed_experts"]
+    if dense > kind.count:
+        raise config.error("first_k_dense_replace", f"at most the {kind.count} layers", dense)
     expert = 3.0 * hidden * config["moe_intermediate_size"]
     linear = _linear_bytes(config)
     return Shape(
@@ -276,8 +263,8 @@ def _v32(config: Mapping[str, Any]) -> Shape:
         dense_layers=dense,
         dense=3.0 * hidden * config["intermediate_size"],
         moe_layers=kind.count - dense,
-        experts=config["n_routed_experts"],
-        top_k=config["num_experts_per_tok"],
+        experts=experts,
+        top_k=_active_experts(config, experts),
         expert_params=expert,
         shared_params=expert * config["n_shared_experts"],
         linear=linear,
@@ -287,8 +274,12 @@ def _v32(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _v4(config: Mapping[str, Any]) -> Shape:
+def _v4(config: ModelConfig) -> Shape:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    layers, ratios = config["num_hidden_layers"], config["compress_ratios"]
+    if len(ratios) < layers or not set(ratios) <= set(V4_RATIOS):
+        raise config.error("compress_ratios", f"0, 4 or 128 for each of {layers} layers", ratios)
+    experts = config["n_routed_experts"]
     expert = 3.0 * hidden * config["moe_intermediate_size"]
     linear = _linear_bytes(config)
     return Shape(
@@ -296,12 +287,12 @@ def _v4(config: Mapping[str, Any]) -> Shape:
         hidden=hidden,
         vocab=config["vocab_size"],
         heads=heads,
-        kinds=tuple(k for k in (_v4_kind(config, ratio) for ratio in (0, 4, 128)) if k.count),
+        kinds=tuple(k for k in (_v4_kind(config, ratio) for ratio in V4_RATIOS) if k.count),
         dense_layers=0,
         dense=0.0,
-        moe_layers=config["num_hidden_layers"],
-        experts=config["n_routed_experts"],
-        top_k=config["num_experts_per_tok"],
+        moe_layers=layers,
+        experts=experts,
+        top_k=_active_experts(config, experts),
         expert_params=expert,
         shared_params=expert * config["n_shared_experts"],
         linear=linear,
@@ -311,7 +302,7 @@ def _v4(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _v4_kind(config: Mapping[str, Any], ratio: int) -> LayerKind:
+def _v4_kind(config: ModelConfig, ratio: int) -> LayerKind:
     """Window (ratio 0), CSA (4) or HCA (128) layers of DeepSeek-V4."""
     hidden, heads, dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     rank, out, groups = config["q_lora_rank"], config["o_lora_rank"], config["o_groups"]
@@ -353,7 +344,7 @@ def _v4_kind(config: Mapping[str, Any], ratio: int) -> LayerKind:
     )
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Shape]] = {
+_READERS: dict[str, Callable[[ModelConfig], Shape]] = {
     "DeepseekV4": _v4,
     "DeepseekV32": _v32,
     "Qwen2For": _dense,

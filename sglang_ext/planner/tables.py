@@ -9,16 +9,24 @@ from typing import Any
 
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner import published
+from sglang_ext.planner.numbers import Basis
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """columns and rows as printed; records: the same unrounded, for JSON; all of it derived"""
+    """columns and rows as printed; records: the same unrounded, for JSON
+
+    basis: `derived` from the published example's constants, `assumed` where it needs acceptance
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     records: list[dict[str, Any]]
+    basis: Basis
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [record | {"basis": self.basis} for record in self.records]
 
 
 def mtp() -> PublishedTable:
@@ -31,6 +39,7 @@ def mtp() -> PublishedTable:
             for r in rows
         ],
         [asdict(r) for r in rows],
+        "assumed",
     )
 
 
@@ -53,6 +62,7 @@ def break_even() -> PublishedTable:
             for r in rows
         ],
         [asdict(r) | {"ratio": r.ratio, "needed": r.needed, "possible": r.possible} for r in rows],
+        "derived",
     )
 
 
@@ -72,6 +82,7 @@ def dsa() -> PublishedTable:
             for r in rows
         ],
         [asdict(r) for r in rows],
+        "derived",
     )
 
 
@@ -98,6 +109,7 @@ def schedule() -> PublishedTable:
             for r in rows
         ],
         [asdict(r) | {"tokens_per_second": r.tokens_per_second} for r in rows],
+        "assumed",
     )
 
 

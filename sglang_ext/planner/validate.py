@@ -21,14 +21,15 @@ from sglang_ext.core.layout import LayoutError
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.launcher.fields import Fields
+from sglang_ext.launcher.model_config import MOST_DRAFTS
 from sglang_ext.planner.acceptance import Curve, conditional
 from sglang_ext.planner.bench_points import bench_points, read_bench
-from sglang_ext.planner.layout import Layout
+from sglang_ext.planner.layout import Layout, breaks
 from sglang_ext.planner.numbers import Basis, weakest
 from sglang_ext.planner.search import Question, predict
 from sglang_ext.planner.shape import read_shape
 
-_KNOWN = (
+KNOWN = (
     "model",
     "hardware",
     "layout",
@@ -142,7 +143,7 @@ def _lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
         where = f"{path}, line {number}"
         try:
             raw = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 where,
                 "line",
@@ -162,7 +163,7 @@ def _lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _point(raw: dict[str, Any], where: str) -> Point:
-    f = Fields(raw, where, _KNOWN)
+    f = Fields(raw, where, KNOWN)
     load = Fields(
         f.mapping("load"), f"{where}, load", ("input_tokens", "output_tokens", "concurrency")
     )
@@ -214,7 +215,7 @@ def _layout(
         a2a=f.one_of("a2a", ("none", "deepep")) if "a2a" in raw else "none",
         tbo=f.flag("tbo", False),
         algorithm=algorithm,
-        gamma=f.whole("gamma", at_least=1) if algorithm else 0,
+        gamma=f.whole("gamma", at_least=1, at_most=MOST_DRAFTS) if algorithm else 0,
         redundant=f.whole("redundant", 0),
         sbo=f.flag("sbo", False),
         pp=f.whole("pp", 1, at_least=1),
@@ -228,6 +229,8 @@ def _layout(
         raise f.error(
             "replicas x tp x pp", f"at most the {hardware.gpus} ranks of {hardware.name}", ranks
         )
+    for broken in breaks(layout, model, hardware):
+        raise f.error("sizes", f"a layout that {model.name} can have", layout.name, broken)
     return layout
 
 

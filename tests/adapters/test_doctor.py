@@ -101,6 +101,26 @@ def test_what_cannot_be_examined_is_a_failure() -> None:
     assert guarded("plugin", stopped)[0].state == "fail"
 
 
+@pytest.mark.parametrize("look", ["ledger", "answers", "kernels"])
+def test_what_raises_is_in_the_report(monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+    def broken() -> None:
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(serving, look, broken)
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    failed = [c for c in json.loads(result.output)["checks"] if c["state"] == "fail"]
+    assert [c["found"] for c in failed] == ["OSError: no such thing"]
+
+
+def test_a_platform_that_is_none_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_EXT_PLATFORM", "foo")
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    checks = {c["name"]: c for c in json.loads(result.stdout)["checks"]}
+    assert "expected auto, cpu or off" in checks["SGLANG_EXT_PLATFORM"]["remedy"]
+
+
 def test_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, code in (("note", 0), ("fail", 1)):
         report = Report([Check("x", state, "y")])

@@ -8,7 +8,7 @@ import pytest
 import sglang.srt as srt
 
 from sglang_ext.launcher.diagnose import explain
-from sglang_ext.launcher.process import STAGES, stage_of
+from sglang_ext.launcher.stages import STAGES, stage_of
 
 SOURCE = Path(next(iter(srt.__path__)))
 GRAPHS = "model_executor/model_runner_components/cuda_graph_setup.py"

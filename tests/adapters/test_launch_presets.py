@@ -113,6 +113,16 @@ def test_the_list_of_flags_is_sglangs() -> None:
     for kind, type_ in (("whole", int), ("decimal", float)):
         names = {o[2:] for a in one if a.type is type_ for o in a.option_strings if o[:2] == "--"}
         assert names - deprecated - OPTIONAL == set(getattr(ours, kind)), kind
+    choices = {o[2:]: a.choices for a in parser._actions for o in a.option_strings}
+    for name, allowed in ours.choices.items():
+        assert set(allowed) == set(choices[name]), name
+    counts = {
+        o[2:]
+        for a in one
+        if getattr(a.type, "__name__", "") == "human_readable_int"
+        for o in a.option_strings
+    }
+    assert counts - set(ours.aliases) == set(ours.counts)
     same = {o[2:]: a for a in parser._actions for o in a.option_strings}
     assert all(same[name] is same[first] for name, first in ours.aliases.items())
     assert deprecated <= set(ours.renamed)

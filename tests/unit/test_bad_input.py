@@ -28,7 +28,7 @@ WRONG_NUMBERS = ("0", "-1", "nan", "inf", "x")
 # Of whole numbers of at least one.
 WRONG_COUNTS = ("0", "-1", "1.5", "x")
 WRONG_INPUTS = ("no/such", "binary", "folder")
-WRONG_OUTPUTS = ("no/such/x.svg", "folder", "/proc/x.svg")
+WRONG_OUTPUTS = ("no/such/x.svg", "folder", "/proc/x.svg", "x" * 5000 + ".svg")
 
 # (command up to the option, option, values, what follows)
 CASES: list[tuple[str, str, tuple[str, ...], str]] = [
@@ -49,15 +49,20 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     (DRY, "--dist-init-addr", ("h:1",), ""),
     (NODES, "--dist-init-addr", ("", "h", "h:", ":1", "h:x", "h:99999"), ""),
     (DRY, "--ready-seconds", WRONG_NUMBERS, ""),
-    ("plan --hardware 8xh100", "--model", ("qwen3-8", "no/such", "zeros", "words", "other"), ""),
-    ("plan --model qwen3-8b", "--hardware", ("", "8x", "0xh100", "8xcpu", "8xh1", "9999xh100"), ""),
+    ("plan --hardware 8xh100", "--model",
+     ("qwen3-8", "no/such", "zeros", "words", "other", "a" * 5000), ""),
+    ("plan --model qwen3-8b", "--hardware", ("", "8x", "0xh100", "8xcpu", "8xh1", "9999xh100",
+                                             "9" * 5000 + "xh100"), ""),
     ("plan --model qwen3-8b --hardware h100", "--gpus", (*WRONG_COUNTS, "9"), ""),
-    *((PLAN, o, WRONG_COUNTS, "") for o in
-      ("--input-tokens", "--output-tokens", "--concurrency", "--top")),
+    *((PLAN, o, (*WRONG_COUNTS, str(10**400)), "") for o in
+      ("--input-tokens", "--output-tokens", "--concurrency")),
+    (PLAN, "--top", WRONG_COUNTS, ""),
     *((PLAN, o, WRONG_NUMBERS, "") for o in ("--rate", "--ttft", "--tpot")),
-    (PLAN, "--imbalance", ("0.9", "nan", "inf", "x"), ""),
+    (PLAN, "--imbalance", ("0.9", "nan", "inf", "1e308", "x"), ""),
     (PLAN, "--objective", ("", "fast"), ""),
     (PLAN, "--task", ("", "maths"), ""),
+    (f"{PLAN} --acceptance kinds.yaml", "--task", ("", "code", "maths"), ""),
+    (f"{PLAN} --acceptance kinds.yaml", "--top", ("1",), ""),
     (PLAN, "--acceptance", (*WRONG_INPUTS, "list.json", "rates.yaml"), ""),
     (PLAN, "--preset", (*WRONG_OUTPUTS, "x.txt"), ""),
     (PLAN, "--picture", (*WRONG_OUTPUTS, "x.png"), ""),
@@ -70,25 +75,27 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     (f"lossless --base {NOBODY}", "--spec", ("http://[",), ""),
     ("lossless", "--self", ("", "../..", "http://[", "http://h:99999", NOBODY), ""),
     (LOSSLESS, "--key", ("☃", "a\nb"), ""),
-    (LOSSLESS, "--api", ("", "grpc"), ""),
+    (LOSSLESS, "--api", ("", "grpc", "auto,openai"), ""),
     *((LOSSLESS, o, WRONG_COUNTS, "") for o in
       ("--first-port", "--limit", "--tokens", "--samples", "--depth", "--sampled-prompts")),
     (LOSSLESS, "--concurrency", (*WRONG_COUNTS, "1,"), ""),
     (LOSSLESS, "--bound", ("-1", "nan", "inf", "x"), ""),
     (LOSSLESS, "--seed", ("x",), ""),
-    *((LOSSLESS, o, ("", "x"), "") for o in ("--only", "--sets", "--dtype")),
-    (LOSSLESS, "--prompts", (*WRONG_INPUTS, "list.json", "empty"), ""),
-    (LOSSLESS, "--json", WRONG_OUTPUTS, ""),
+    *((LOSSLESS, o, ("", "x"), "") for o in ("--only", "--sets")),
+    (LOSSLESS, "--dtype", ("", "x", "float32,bfloat16"), ""),
+    (LOSSLESS, "--prompts", (*WRONG_INPUTS, "list.json", "empty", "deep"), ""),
+    (f"{LOSSLESS} --report x.md", "--json", (*WRONG_OUTPUTS, "x.md"), ""),
     (LOSSLESS, "--report", (*WRONG_OUTPUTS, "x.pdf"), ""),
     ("lossless", "--", ("--model-path", "--speculative-algorithm=X --port=1"), ""),
     ("bench", "--with", ("", "DSPARK", "=", "X=d"), TAIL),
     *(("bench", o, (*WRONG_COUNTS, "1,"), TAIL) for o in ("--gamma", "--concurrency")),
-    ("bench", "--dataset", ("", "x", "a=no/such", "a=folder", "=binary"), TAIL),
-    ("bench", "--tool", ("", "wrk"), TAIL),
+    ("bench", "--dataset",
+     ("", "x", *(f"a={file}" for file in (*WRONG_INPUTS, "empty", "list.json", "deep"))), TAIL),
+    ("bench", "--tool", ("", "wrk", "serving,one-batch"), TAIL),
     *(("bench", o, WRONG_COUNTS, TAIL) for o in
       ("--input-tokens", "--output-tokens", "--prompts", "--first-port")),
     ("bench", "--temperature", ("-1", "nan", "inf", "x"), TAIL),
-    ("bench", "--out", (*WRONG_OUTPUTS, "list.json", "binary"), "-- --model-path no/such"),
+    ("bench", "--out", (*WRONG_OUTPUTS, "list.json", "binary", "deep"), "-- --model-path no/such"),
     ("bench", "--plot", (*WRONG_OUTPUTS, "x.txt"), TAIL),
     ("bench", "--markdown", (*WRONG_OUTPUTS, "x.txt"), TAIL),
     ("demo prepare", "--cache-dir", ("/dev/null/x", "/proc/x"), ""),
@@ -106,13 +113,13 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
                      "vocab_size=null", "num_hidden_layers=2", "torch_dtype=1", "seed=1",
                      "index_topk={")))),
     ("tiny-model deepseek-v4 --out o --with-dspark", "--with-mtp", ("",), ""),
-    ("calibrate sps", "--grid", (*WRONG_INPUTS, "list.json", "empty"), ""),
+    ("calibrate sps", "--grid", (*WRONG_INPUTS, "list.json", "empty", "deep"), ""),
     ("calibrate sps --grid list.json", "--out", WRONG_OUTPUTS, ""),
     ("calibrate sps", "--first-port", WRONG_COUNTS, TAIL),
     ("calibrate sps", "--seconds", WRONG_NUMBERS, TAIL),
-    ("calibrate sts", "", ("no/such", "binary", "folder", "list.json", "empty"), ""),
+    ("calibrate sts", "", ("no/such", "binary", "folder", "list.json", "empty", "deep"), ""),
     ("calibrate sts list.json", "--out", WRONG_OUTPUTS, ""),
-    ("calibrate sts list.json", "--plot", (*WRONG_OUTPUTS, "x.txt"), ""),
+    ("calibrate sts list.json --out x.svg", "--plot", (*WRONG_OUTPUTS, "x.txt", "x.svg"), ""),
     ("train-draft prompts", "--prompts", (*WRONG_INPUTS, "list.json"), ""),
     ("train-draft generate --work w --target no/such", "--prompts", WRONG_INPUTS, ""),
     (GENERATE, "", ("no/such", "binary", "folder", "zeros", "other"), ""),
@@ -151,8 +158,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("binary", "binary.yaml"):
         (root / name).write_bytes(b"\xff\xfe\x00\x01\xc3")
     (root / "empty").touch()
+    (root / "deep").write_text("[" * 100_000)
     (root / "list.json").write_text("[1, 2]")
     (root / "rates.yaml").write_text("conditional: [.nan]")
+    (root / "kinds.yaml").write_text("conditional: {math: [0.9], code: [2], chat: x}")
     (root / "good.jsonl").write_text('{"turns": ["a question"]}\n')
     point = {"model": "qwen3-8b", "hardware": "8xh100", "layout": {"tp": 0}, "throughput": 0}
     (root / "points.jsonl").write_text(json.dumps(point))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from sglang_ext.bench_cli.plots import plot
 from sglang_ext.bench_cli.results import Results
 from sglang_ext.bench_cli.tools import Load
 from sglang_ext.cli import app
+from sglang_ext.inputs import InputError
 from sglang_ext.launcher import catalog
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.planner.acceptance import Curve, constant_rate
@@ -22,6 +25,7 @@ from sglang_ext.planner.search import Question, predict
 from sglang_ext.planner.shape import read_shape
 
 ARGV = ("--model-path", "m")
+CONVERSATION = json.dumps({"conversations": [{"content": "a"}, {"content": "b"}]}) + "\n"
 
 
 def _run(*args: object) -> Result:
@@ -76,11 +80,11 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_another_draft_or_file_is_measured_anew(tmp_path: Path) -> None:
     results = Results(tmp_path / "b.json", ARGV, Load())
     none, mine, other = grid.settings(["DSPARK=d", "DSPARK=e"], [3])
-    results.data["gates"][mine.key] = {"exit_code": 0}
+    results.data["gates"][mine.key] = {**asdict(mine), "exit_code": 0, "statement": ""}
     assert results.passed(mine)
     assert not results.passed(other)
     for name in ("a", "b"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(CONVERSATION)
     data = [grid.datasets([f"x={tmp_path / name}"])[0] for name in ("a", "b")]
     points = grid.points([none, mine, other], data, (1,))
     for point, speed in zip(points, (10, 20, 15, 40, 25), strict=False):
@@ -132,6 +136,50 @@ def test_refuses_results_of_other_loads(tmp_path: Path) -> None:
         Results(out, ARGV, Load())
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected a conversation of two turns"),
+        ("\n", "expected a conversation of two turns"),
+        ('{"conversations": [{"content": "a"}]}', "expected a conversation of two turns"),
+        (CONVERSATION + "{", "line 2: expected JSON"),
+        (CONVERSATION + "5", "line 2: expected an object"),
+        (CONVERSATION + '{"conversations": [{"content": 5}, {}]}', "line 2: expected turns"),
+        ("[" * 100_000, "line 1: expected JSON"),
+    ],
+)
+def test_a_damaged_data_set_is_refused_before_a_server_starts(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(text)
+    with pytest.raises(CannotTest, match=said):
+        grid.datasets([f"x={file}"])
+
+
+@pytest.mark.parametrize("place", ["machine", "gates", "points"])
+def test_a_damaged_results_file_is_refused_or_shown(place: str, tmp_path: Path) -> None:
+    """Every field of it left out or of an odd value: no traceback where the tables are written."""
+    out = tmp_path / "b.json"
+    results = Results(out, ARGV, Load())
+    setting = _points()[0].setting
+    gate = {**asdict(setting), "exit_code": 0, "statement": "s"}
+    results.data["gates"][setting.key] = gate
+    results.keep_point(_points()[0], _figures(1))
+    whole = json.dumps(results.data)
+    kept = json.loads(whole)[place]
+    for name in kept if place == "machine" else next(iter(kept.values())):
+        for value in (..., None, "x", -1, 10**400, True, [], {}):
+            data = json.loads(whole)
+            at = data[place] if place == "machine" else next(iter(data[place].values()))
+            at.pop(name)
+            if value is not ...:
+                at[name] = value
+            out.write_text(json.dumps(data))
+            with suppress(CannotTest, InputError):
+                assert Results(out, ARGV, Load()).markdown()
+
+
 REFUSED = {
     "speculative flag": (("--", "--speculative-algorithm", "X"), "without speculation"),
     "port": (("--", "--port", "1"), "ports are chosen"),
@@ -141,11 +189,13 @@ REFUSED = {
     "one name": (("--dataset", "code", "--dataset", "code", "--", "--model-path", "m"), "twice"),
     "no file": (("--dataset", "x=/no/such", "--", "--model-path", "m"), "expected a file"),
     "gamma": (("--gamma", "a", "--", "--model-path", "m"), "--gamma: expected numbers"),
-    "tool": (("--tool", "wrk", "--", "--model-path", "m"), "--tool: expected some of"),
+    "tool": (("--tool", "wrk", "--", "--model-path", "m"), "--tool: expected one of"),
     "prompts of one batch": (("--tool", "one-batch", "--prompts", "4"), "--prompts: expected none"),
     "chat of ids": (("--dataset", "random", "--chat"), "--chat: expected none"),
     "length of texts": (("--dataset", "code", "--input-tokens", "9"), "--input-tokens: expected n"),
     "gamma of nothing": (("--gamma", "3", "--", "--model-path", "m"), "--gamma: expected none"),
+    "two tools": (("--tool", "serving,one-batch"), "--tool: expected one"),
+    "one file": (("--out", "x.md", "--markdown", "x.md"), "another file than --out"),
     "folder": (("--out", "/no/such/x.json", "--", "--model-path", "m"), "--out: expected a file"),
 }
 

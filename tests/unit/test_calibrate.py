@@ -109,6 +109,9 @@ BAD_LINES = {
     '{"logits": [], "accepted": 0}': "expected logits",
     '{"logits": [1, "x", 2], "accepted": 0}': "expected logits",
     '{"logits": [1, NaN, 2], "accepted": 0}': "expected logits",
+    f'{{"logits": [1, {10**400}, 2], "accepted": 0}}': "expected logits",
+    '{"logits": [1, 1e39, 2], "accepted": 0}': "expected logits",
+    "[" * 100_000: "expected JSON",
     '{"logits": [1, 2, 3], "accepted": 4}': "expected accepted, 0 to 3",
     '{"logits": [1, 2, 3], "accepted": true}': "expected accepted, 0 to 3",
     '{"logits": [1, 2], "accepted": 1}': "expected 3 logits",
@@ -124,6 +127,25 @@ def test_refuses_a_bad_line(tmp_path: Path, line: str) -> None:
     assert result.exit_code == 2
     assert f"line {LEAST_ROUNDS + 1}: {BAD_LINES[line]}" in result.output
     assert not (tmp_path / "sts.json").exists()
+
+
+def test_an_empty_recording_is_named(tmp_path: Path) -> None:
+    _write(tmp_path / "a.jsonl", *_rounds(LEAST_ROUNDS, 1.0, 3))
+    (tmp_path / "b.jsonl").touch()
+    result = _run("sts", tmp_path, "--out", tmp_path / "sts.json")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'b.jsonl'}: expected a round a line, found none" in result.output
+
+
+@pytest.mark.parametrize("names", [("x.png", "x.png"), ("a.jsonl", "x.png"), ("./x.png", "x.png")])
+def test_no_file_is_written_over_another(tmp_path: Path, names: tuple[str, str]) -> None:
+    file = _write(tmp_path / "a.jsonl", *_rounds(LEAST_ROUNDS, 1.0, 3))
+    kept = file.read_text()
+    out, plot = (tmp_path / name for name in names)
+    result = _run("sts", file, "--out", out, "--plot", plot)
+    assert result.exit_code == 2
+    assert "expected another file than" in result.output
+    assert file.read_text() == kept
 
 
 def test_refuses(tmp_path: Path) -> None:

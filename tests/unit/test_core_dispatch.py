@@ -97,8 +97,8 @@ def test_low_latency_slots_are_filled_from_the_front_by_source(
     ids, shards = case
     sources = [ids, ids.flip(0), ids[:1]][: shards.ranks]
     sources += [ids[:0]] * (shards.ranks - len(sources))
-    copies = [low_latency_copies(part, shards) for part in sources]
     m = ids.shape[0] * ids.shape[1] + spare
+    copies = [low_latency_copies(part, shards, m) for part in sources]
     width = m * shards.ranks
     for rank in range(shards.ranks):
         shape = (shards.ranks, shards.per_rank)
@@ -136,7 +136,7 @@ def test_copies_come_back_as_plain_and_as_weighted_sums(
     plain = sum_copies(x[normal.rows], normal, tokens, None)
     torch.testing.assert_close(plain, x * plan.in_rank.sum(dim=1, keepdim=True))
     weights = torch.rand(ids.shape, dtype=torch.float64)
-    low = low_latency_copies(ids, shards)
+    low = low_latency_copies(ids, shards, ids.numel())
     weighted = sum_copies(x[low.rows], low, tokens, weights)
     torch.testing.assert_close(weighted, x * (weights * (ids >= 0)).sum(dim=1, keepdim=True))
 
@@ -152,7 +152,7 @@ def test_local_numbers_and_owners() -> None:
 
 def test_half_precision_copies_are_summed_in_float32() -> None:
     ids = torch.zeros(1, 300, dtype=torch.int64)
-    copies = low_latency_copies(ids, ExpertShards(1, 1))
+    copies = low_latency_copies(ids, ExpertShards(1, 1), 300)
     back = torch.ones(300, 1, dtype=torch.bfloat16)
     total = sum_copies(back, copies, 1, torch.ones(1, 300))
     assert total.item() == 300.0  # bfloat16 would stop at 256
@@ -167,7 +167,15 @@ def test_ids_outside_are_refused(ids: list[list[int]]) -> None:
 @pytest.mark.parametrize("ids", [torch.zeros(2), torch.zeros(2, 2)])
 def test_ids_of_another_shape_or_type_are_refused(ids: torch.Tensor) -> None:
     with pytest.raises(DispatchError, match="topk_idx"):
-        low_latency_copies(ids, ExpertShards(4, 2))
+        low_latency_copies(ids, ExpertShards(4, 2), 9)
+
+
+def test_more_choices_of_an_expert_than_slots_are_refused() -> None:
+    """Their slots would be those of the next expert."""
+    twice = torch.tensor([[0, 0]])
+    with pytest.raises(DispatchError, match="expert 0 chosen 2 times"):
+        low_latency_copies(twice, ExpertShards(2, 1), 1)
+    assert low_latency_copies(twice, ExpertShards(2, 1), 2).per_rank == [2]
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(5, 2), (0, 1), (4, 0)])

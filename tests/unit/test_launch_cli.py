@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from sglang_ext import child
 from sglang_ext.cli import app
 from sglang_ext.launcher import catalog
+from sglang_ext.launcher.compose import compose
 from sglang_ext.launcher.diagnose import explain
 from sglang_ext.launcher.emit import WRITERS
 from sglang_ext.launcher.kubernetes import k8s_name
+from sglang_ext.launcher.surroundings import url
 
 runner = CliRunner()
 TWO_NODES = "deepseek-v3.2-2x8xh200-low-latency"
@@ -111,6 +117,25 @@ def test_list_as_json_has_every_preset_with_its_status() -> None:
         (("launch", TWO_NODES), "--nnodes", "Start it on 2 nodes"),
         (("launch", "demo-cpu-balanced", "--set", "max-running-requests=many"), "whole number",
          "--max-running-requests"),
+        *((("launch", TWO_NODES, "--dry-run", *words), f"--{flag}", f"PRESET --{flag}")
+          for flag, words in (("nnodes", ("--set", "nnodes=2")),
+                              ("node-rank", ("--", "--node-rank", "1")),
+                              ("dist-init-addr", ("--", "--nccl-init-addr", "a:1")))),
+        (("launch", "demo-cpu-balanced", "--dry-run", "--set", "nnodes=2"), "--nnodes",
+         "an option of the command"),
+        (("launch", TWO_NODES, "--nnodes", "2", "--dist-init-addr", "a b:5", "--dry-run"),
+         "--dist-init-addr", "HOST:PORT"),
+        *((("launch", "demo-cpu-balanced", "--dry-run", "--set", f"{flag}={value}"), f"--{flag}",
+           f"Correct --{flag}.")
+          for flag, value in (("context-length", "-5"), ("max-total-tokens", "-1"),
+                              ("max-total-tokens", "0"), ("chunked-prefill-size", "0"),
+                              ("chunked-prefill-size", "-2"), ("dtype", "foo"))),
+        (("launch", "demo-cpu-balanced", "--dry-run", "--set", "host=a b"), "--host",
+         "a name or an address"),
+        (("launch", "demo-cpu-balanced", "--dry-run", "--", "--host", "a:b"), "--host",
+         "a name or an address"),
+        (("launch", "demo-cpu-balanced", "--set", "host=203.0.113.7"), "--host",
+         "an address of this machine"),
         (("plan", "--model", "qwen3-8", "--hardware", "8xh100"), "model", "qwen3-8b"),
         (("plan", "--model", "qwen3-8b", "--hardware", "8xh1000"), "GPU", "h100"),
         (("plan", "--model", "qwen3-8b", "--hardware", "h100"), "--gpus", "8xh100"),
@@ -162,6 +187,10 @@ def test_a_mistake_is_named_with_its_remedy_and_code_2(
          "source: x\nflags: {tp_size: 8}\n", "tp_size"),
         ("model: qwen3-8b\nhardware: 8xh100\npoint: balanced\nparts: []\nstatus: neither\n"
          "source: x\nenv: {A: 1}\n", "env.A"),
+        *((f"model: qwen3-8b\nhardware: 8xh100\npoint: balanced\nparts: []\nstatus: neither\n"
+           f"source: x\n{field.partition('.')[0]}: {{{entry}}}\n", field)
+          for field, entry in (("env", '"A;rm -rf /": "x"'), ("env", '"": "x"'), ("env", '1: "x"'),
+                               ("env", '"A\\n": "x"'), ("env.A", 'A: "x\\0"'), ("flags", "1: 8"))),
     ],
 )  # fmt: skip
 def test_a_damaged_preset_is_refused_by_field(tmp_path: Path, text: str, field: str) -> None:
@@ -377,7 +406,11 @@ LOGS = {
     "not enough memory for the KV cache": "RuntimeError: Not enough memory. Please try to "
     "increase --mem-fraction-static.",
     "checkpoint missing": "OSError: x is not a local folder and is not a valid model identifier",
-    "library missing": "ModuleNotFoundError: No module named 'deep_ep'",
+    "no room on a disk": "OSError: [Errno 28] No space left on device",
+    "checkpoint not open to you": "huggingface_hub.errors.GatedRepoError: 401 Client Error.",
+    "no permission": "PermissionError: [Errno 13] Permission denied: '/models/x'",
+    "other ranks unreachable": "torch.distributed.DistStoreError: Timed out after 601 seconds "
+    "waiting for clients. 1/2 clients joined.",
     "process killed": "rank TP1 (pid 7) has died, killed by SIGKILL: the server ends",
     "refused by SGLang": "ValueError: DeepSeek V3.2 prefill CP does not support zigzag",
 }
@@ -406,5 +439,97 @@ def test_a_killed_rank_explains_more_than_the_peers_it_leaves(word: str, name: s
     assert cause.name == name
 
 
+HEALTHY = """\
+ImportError: libcuda.so.1: cannot open shared object file: No such file or directory
+[2026-11-30 17:18:29] server_args=ServerArgs(speculative_draft_model_path=None)
+[2026-11-30 17:18:30 TP0] Load weight begin. avail mem=1
+Couldn't connect to 'https://huggingface.co', using the cache
+[2026-11-30 17:18:31 TP0] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 64
+[2026-11-30 17:18:31 TP0] max_total_num_tokens=64, chunked_prefill_size=4096
+[2026-11-30 17:18:32] The server is fired up and ready to roll!
+"""
+RAISED = """\
+[2026-11-30 17:18:33 TP1] Scheduler hit an exception: Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+    y()
+{}
+
+"""
+OOM = "torch.OutOfMemoryError: Tried to allocate 2 GiB"
+
+
+@pytest.mark.parametrize(
+    ("log", "name"),
+    [
+        (HEALTHY, None),
+        (HEALTHY + RAISED.format(OOM), "out of GPU memory"),
+        # Still starting: what was printed on the way was survived.
+        (HEALTHY[: HEALTHY.index("[2026-11-30 17:18:32")] + RAISED.format(OOM),
+         "out of GPU memory"),
+        # Another rank came further before it heard of it.
+        (RAISED.format(OOM) + "[2026-11-30 17:18:34 TP0] Load weight end. elapsed=1 s\n"
+         + RAISED.format("torch.distributed.DistNetworkError: Connection closed by peer"),
+         "out of GPU memory"),
+        (RAISED.format("ModuleNotFoundError: No module named 'deep_ep'"), "library missing"),
+        (RAISED.format("ncclSystemError: System call failed"), "other ranks unreachable"),
+        ("ImportError: libcuda.so.1\nrank TP1 (pid 7) has died, killed by SIGKILL\n",
+         "process killed"),
+    ],
+)  # fmt: skip
+def test_what_was_survived_explains_nothing(log: str, name: str | None) -> None:
+    cause = explain(log)
+    assert (cause.name if cause else None) == name
+
+
 def test_an_unknown_log_is_not_explained_away() -> None:
     assert explain("INFO all is well\n") is None
+
+
+def test_a_taken_port_is_refused_before_the_start() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"port={other.getsockname()[1]}"
+        for host in ("127.0.0.1", "0.0.0.0"):
+            words = ("launch", "demo-cpu-balanced", "--set", taken, "--set", f"host={host}")
+            assert "Use another: --set port=N." in run(*words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("host", "at"),
+    [
+        ("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"),
+        ("fe80::1%eth0", "[fe80::1%25eth0]"), ("node-3.lan", "node-3.lan"),
+    ],
+)  # fmt: skip
+def test_a_server_is_asked_at_its_own_address(host: str, at: str) -> None:
+    settings = ["port=7", *([f"host={host}"] if host else [])]
+    assert url(compose(catalog.preset("demo-cpu-balanced"), settings)) == f"http://{at}:7"
+
+
+def test_no_proxy_stands_between_a_server_and_itself(tmp_path: Path) -> None:
+    show = "import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])"
+    command = [sys.executable, "-c", show, "--host", "10.0.0.7"]
+    child.start(command, tmp_path / "log", {"NO_PROXY": "a.b"}).wait()
+    assert (tmp_path / "log").read_text().split() == ["a.b,localhost,127.0.0.1,::1,10.0.0.7"] * 2
+
+
+def test_a_value_of_several_lines_stays_in_its_comment() -> None:
+    value = "a\nit's \\ é\x01"
+    head, *rest = run(
+        "launch", "demo-cpu-balanced", "--emit", "yaml", "--set", f"FOO={value}"
+    ).splitlines()
+    assert "model-path" in yaml.safe_load("\n".join(rest))
+    (word,) = re.findall(r"FOO=(\$'.*') python", head)
+    assert subprocess.check_output(["bash", "-c", f"printf %s {word}"]).decode() == value
+
+
+def test_kubernetes_expands_nothing_of_the_users() -> None:
+    words = ("--set", "served-model-name=$(HOME)$$", "--set", "FOO=$(BAR)", "--set", "HF_HOME=/$a")
+    workers, _ = yaml.safe_load_all(run("launch", TWO_NODES, "--emit", "k8s-lws", *words))
+    pod = workers["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    (container,) = pod["containers"]
+    assert "$$(HOME)$$$$" in container["command"]
+    assert {"name": "FOO", "value": "$$(BAR)"} in container["env"]
+    assert {"name": "HF_HOME", "value": "/$$a"} in container["env"]
+    assert {"name": "models", "mountPath": "/$a"} in container["volumeMounts"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -162,10 +163,25 @@ def test_report(base: FakeServer, tmp_path: Path, suffix: str) -> None:
     assert result.exit_code == 1
     text = path.read_text()
     assert "NOT lossless" in text
-    assert text.count("data:image/png;base64,") == 2
+    assert text.count("data:image/png;base64,") == 3
     rows = re.findall(r"UNEXPLAINED", text)
     assert rows
     assert len(re.findall(r"'[^'|<]+' in '[^'|<]+'", html.unescape(text))) >= 2 * len(rows)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_report_without_divergences_has_a_plot_or_says_why_not(
+    base: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = tmp_path / "report.md"
+    with FakeServer() as spec:
+        words = ("--base", base.url, "--spec", spec.url, "--only", "greedy", "--report", path)
+        assert _run(*words, *QUICK).exit_code == 0
+    text = path.read_text()
+    assert text.count("![Margins of the base along its answers](data:image/png") == installed
+    assert ("no plots: matplotlib is not installed" in text) is not installed
 
 
 def test_prompts_of_the_user(base: FakeServer, tmp_path: Path) -> None:
@@ -204,6 +220,8 @@ REFUSED = {
     "unknown group": (("--only", "greed", "--self", NOBODY), "--only: expected some of"),
     "unknown set": (("--sets", "poems", "--self", NOBODY), "--sets: expected some of"),
     "concurrency": (("--concurrency", "1,x", "--self", NOBODY), "--concurrency: expected"),
+    "two dtypes": (("--dtype", "float32,bfloat16", "--self", NOBODY), "--dtype: expected one of"),
+    "one file": (("--json", "a.md", "--report", "a.md", "--self", NOBODY), "another file than"),
     "report": (("--report", "report.pdf", "--self", NOBODY), "ends in .html or .md"),
     "folder": (("--json", "/no/such/folder/x", "--self", NOBODY), "--json: expected a file"),
     "prompts missing": (("--prompts", "/no/such", "--self", NOBODY), "--prompts: expected"),
@@ -239,7 +257,12 @@ def test_refuses_an_option_without_effect(words: str, useless: str) -> None:
         assert result.output.startswith(f"could not test: {option.split()[0]}: expected none ")
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": 3}', '{"input_ids": ["a"]}', "{}"])
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[1]", '{"prompt": 3}', '{"input_ids": ["a"]}', "{}", '{"messages": [{}]}',
+     '{"messages": [{"role": "user", "content": 5}]}', '{"input_ids": [-1]}',
+     '{"input_ids": [true]}', f'{{"input_ids": [{10**40}]}}', "[" * 100_000],
+)  # fmt: skip
 def test_refuses_a_bad_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "fine"}}\n{line}\n')

@@ -23,7 +23,7 @@ from sglang_ext.launcher.catalog import Load
 from sglang_ext.launcher.compose import compose
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner import published, report
-from sglang_ext.planner.acceptance import Curve, constant_rate
+from sglang_ext.planner.acceptance import Curve, constant_rate, from_file
 from sglang_ext.planner.acceptance import published as published_curve
 from sglang_ext.planner.cost import Model
 from sglang_ext.planner.draft import draft_of, read_draft
@@ -35,6 +35,7 @@ from sglang_ext.planner.search import (
     Question,
     balancing_pays_from,
     best_drafts,
+    concurrency_for,
     drafting_loses_beyond,
     overlap_pays_from,
     search,
@@ -349,7 +350,8 @@ def test_limits_that_nothing_meets_are_refused_with_what_does(tmp_path: Path) ->
     assert not preset.exists()
     said = re.search(
         r"--tpot: .* 32 at a time, found 'TPOT 1.2 ms'. Nearest: `(.+)` with TPOT ([\d.]+) ms "
-        r"\(assumed\). At 8 requests at a time `.+` with TPOT ([\d.]+) ms meets them.",
+        r"\(assumed\). At 8 requests at a time `.+` with TPOT ([\d.]+) ms \(assumed\) meets "
+        r"them.",
         result.output,
     )
     assert said, result.output
@@ -520,7 +522,6 @@ def test_a_plan_of_a_local_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("--table mtp", "--input-tokens 4096"),
         ("--validate x", "--input-tokens 1"),
         ("--model qwen3-8b --hardware 8xh100 --rate 1", "--concurrency 2"),
-        ("--model qwen3-8b --hardware 8xh100 --acceptance x", "--task code"),
         ("--model qwen3-32b --hardware 8xh100", "--task code"),
         ("--model qwen3-32b --hardware 8xh100", "--acceptance x"),
         ("--model qwen3-32b --hardware 8xh100", "--imbalance 2"),
@@ -632,6 +633,39 @@ def test_a_damaged_acceptance_file_is_refused(tmp_path: Path, text: str) -> None
     assert runner.invoke(app, [*PLAN, "--acceptance", str(path)]).exit_code == 2
 
 
+def test_an_acceptance_file_may_hold_a_curve_per_task(tmp_path: Path) -> None:
+    path = tmp_path / "acceptance.json"
+    own = {"math": [0.9, 0.8], "chat": [0.5]}
+    path.write_text(json.dumps({"conditional": own, "source": "ours"}))
+    for task, rates in own.items():
+        curve = from_file(path, task)
+        assert (curve.conditional, curve.basis) == (tuple(rates), "measured")
+        assert curve.source == f"ours, {task}"
+    for words, said in (("--task code", "expected one of math, chat"), ("", "found 'nothing'")):
+        result = runner.invoke(app, [*PLAN, "--acceptance", str(path), *words.split()])
+        assert result.exit_code == 2
+        assert f"--task: {said}" in result.output or said in result.output
+    path.write_text(json.dumps({"conditional": [0.9]}))
+    assert from_file(path, None).conditional == (0.9,)
+    result = runner.invoke(app, [*PLAN, "--acceptance", str(path), "--task", "math"])
+    assert result.exit_code == 2
+    assert "--task: expected none, since" in result.output
+
+
+def test_a_cpu_is_not_told_to_use_more_gpus() -> None:
+    words = "plan --model deepseek-v3.2 --hardware cpu"
+    result = runner.invoke(app, words.split())
+    assert result.exit_code == 2
+    assert "GPUs" not in result.output
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_tables_json_says_where_its_numbers_come_from(name: str) -> None:
+    rows = json.loads(runner.invoke(app, ["plan", "--table", name, "--json"]).output)
+    assert rows
+    assert {row["basis"] for row in rows} <= BASES
+
+
 def test_percentile_is_nearest_rank() -> None:
     assert percentile([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0.9) == 9
     assert percentile([3.0], 0.9) == 3.0
@@ -692,3 +726,28 @@ def test_planning_needs_neither_torch_nor_sglang() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def _asked(model: str, machine: str, load: Load) -> Question:
+    return Question(catalog.model(model), catalog.hardware(machine), load)
+
+
+def test_the_most_requests_that_fit_are_said_exactly() -> None:
+    with pytest.raises(ConfigError) as refused:
+        search(_asked("qwen3-8b", "8xh100", Load(1, 1, 200_000)))
+    (most,) = re.findall(r"of this length (\d+) requests", str(refused.value))
+    search(_asked("qwen3-8b", "8xh100", Load(1, 1, int(most))))
+    with pytest.raises(ConfigError):
+        search(_asked("qwen3-8b", "8xh100", Load(1, 1, int(most) + 1)))
+
+
+def test_the_fewest_requests_of_a_rate_need_be_no_power_of_two() -> None:
+    asked, rate = _asked("deepseek-v3.2", "8xh200", Load(100_000, 1024, 1)), 0.263
+    fewest = concurrency_for(asked, rate)
+    assert fewest & (fewest - 1)
+
+    def reached(concurrency: int) -> float:
+        load = Load(100_000, 1024, concurrency)
+        return search(replace(asked, load=load)).ranked[0].throughput / 1024
+
+    assert reached(fewest) >= rate > reached(fewest - 1)

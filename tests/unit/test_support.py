@@ -9,9 +9,11 @@ import pytest
 from sglang_ext.core.support import (
     ALGORITHMS_OF,
     COVERED,
+    DENSE,
     LAYOUTS,
     MODELS,
     NONE,
+    UNTRIED,
     WORKLOADS,
     layout,
     verdict,
@@ -45,14 +47,22 @@ def test_every_cell_has_a_verdict_and_refusals_have_reasons() -> None:
         assert not set(one.models) & {model for model, _ in one.refused}, one.name
 
 
+def test_only_layouts_of_experts_are_untried_and_on_the_dense_model_alone() -> None:
+    for one in LAYOUTS:
+        untried = [m for m in MODELS if verdict(one, m, NONE, "short").reason == UNTRIED]
+        spread = {"--ep-size", "--moe-a2a-backend"} & set(one.flags)
+        assert untried == ([DENSE] if spread else []), one.name
+
+
 def test_what_the_short_run_covers_runs() -> None:
     for name, model, algorithm in COVERED:
         assert verdict(layout(name), model, algorithm, "short").yes
     assert len(set(COVERED)) == len(COVERED)
+    assert {name for name, _, _ in COVERED} == {one.name for one in LAYOUTS}
 
 
 def test_sizes_are_read_from_the_flags() -> None:
     one = layout("tp4 dp2 cp2 ep4 deepep")
     assert (one.ranks, one.attention_dp, one.size("--attn-cp-size")) == (4, 2, 2)
     assert layout("pp2 dp2").ranks == 4
-    assert layout("dp2 replicas").ranks == 2
+    assert layout("dp2 replicas").ranks == layout("dp2 replicas").dp_ranks == 2
