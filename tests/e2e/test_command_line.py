@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -87,6 +88,29 @@ def test_serves(stand: Stand, command: Sequence[str], algorithm: str, tmp_path: 
         client.close()
     assert reply.ids == expected.ids
     assert f"{algorithm}: our worker" in log.read_text()
+    assert group_is_gone(process.pid)
+
+
+def test_a_tiny_v4_is_made_and_served_as_printed(stand: Stand, tmp_path: Path) -> None:
+    """docs/deepseek_v4.md: default layers and dtype; with a port, and less memory for the cache."""
+    page = (Path(__file__).parents[2] / "docs" / "deepseek_v4.md").read_text(encoding="utf-8")
+    make, serve = (shlex.split(line) for line in page.split("```")[1].strip().splitlines())
+    assert make == ["sglang-ext", "tiny-model", "deepseek-v4", "--out", "./v4"]
+    made = [sys.executable, "-m", "sglang_ext.cli", *make[1:]]
+    subprocess.run(made, cwd=tmp_path, env=_environment(), check=True, capture_output=True)
+    assert serve[:3] == ["python", "-m", "sglang.launch_server"]
+    assert serve[3:] == ["--model-path", "./v4", "--speculative-algorithm", "DSPARK"]
+    port, log = stand.pool.next_port(), tmp_path / "server.log"
+    command = (*LAUNCH, *serve[3:], "--port", port, "--max-total-tokens", 4096)
+    with _running(command, log) as process:
+        client = Client(f"http://127.0.0.1:{port}")
+        _wait(client, process, log)
+        reply = client.generate("Once upon a time", greedy(40, ignore_eos=True))
+        client.close()
+    assert len(reply.ids) == 40
+    # 40 tokens, one of them from the prompt; a round is one verification of what was drafted.
+    assert 0 < sum(reply.accepted) == reply.meta["spec_verify_ct"] <= 39
+    assert "DSPARK: our worker" in log.read_text()
     assert group_is_gone(process.pid)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
@@ -66,26 +67,43 @@ def test_chunked_prefill(stand: Stand, chunk: int) -> None:
     assert ids_of(run_batches(client)) == stand.plain_answers(KIND)
 
 
-@pytest.mark.parametrize("flags", [(), ("--page-size", 16), ("--page-size", 64)])
-def test_prefix_hits_at_many_offsets(stand: Stand, flags: tuple[object, ...]) -> None:
-    """Prompts that leave an earlier one at any token, or continue inside its answer."""
-    client, plain = _server(stand, *flags), stand.plain(KIND)
-    shared = random_prompt(67, 1)
-    first = plain.generate(shared, greedy(20, ignore_eos=True)).ids
+@dataclass(frozen=True)
+class Branches:
+    """A text (a prompt and its answer), and prompts that leave it behind token `cuts[i]`."""
+
+    shared: list[int]
+    first: list[int]
+    cuts: tuple[int, ...]
+    prompts: list[list[int]]
+    cold: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def branches(stand: Stand) -> Branches:
+    """At every offset, inside the answer as well; nothing is cached."""
+    client = _server(stand, "--disable-radix-cache")
+    shared, rng = random_prompt(67, 1), random.Random(4)
+    first = client.generate(shared, greedy(20, ignore_eos=True)).ids
     whole = shared + first
-    rng = random.Random(4)
-    prompts = [whole[:cut] + rng.choices(range(256), k=5) for cut in range(1, len(whole), 4)]
-    expected = []
-    for prompt in prompts:
-        plain.flush()
-        expected.append(plain.generate(prompt, greedy(12)).ids)
+    cuts = tuple(range(len(whole) - 1, 0, -1))
+    prompts = [whole[:cut] + rng.choices(range(256), k=5) for cut in cuts]
+    cold = [reply.ids for reply in client.batch(prompts, greedy(12))]
+    return Branches(shared, first, cuts, prompts, cold)
+
+
+@pytest.mark.parametrize("flags", [(), ("--page-size", 16), ("--page-size", 64)])
+def test_prefix_hits_at_every_offset(
+    stand: Stand, branches: Branches, flags: tuple[object, ...]
+) -> None:
+    client = _server(stand, *flags)
     client.flush()
-    assert client.generate(shared, greedy(20, ignore_eos=True)).ids == first
-    warm = [client.generate(prompt, greedy(12)) for prompt in prompts]
-    assert [reply.ids for reply in warm] == expected
-    page = int(flags[1]) if flags else 1
-    hits = [reply.meta["cached_tokens"] for reply in warm]
-    assert hits == [(len(prompt) - 5) // page * page for prompt in prompts]
+    found = client.generate(branches.shared, greedy(20, ignore_eos=True)).ids
+    assert found == branches.first
+    warm = client.batch(branches.prompts, greedy(12))
+    assert [reply.ids for reply in warm] == branches.cold
+    page = int(str(flags[1])) if flags else 1
+    for reply, cut in zip(warm, branches.cuts, strict=True):
+        assert reply.meta["cached_tokens"] >= cut // page * page, cut
 
 
 @pytest.mark.parametrize("page", [16, 64])

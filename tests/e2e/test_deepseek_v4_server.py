@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Mapping
@@ -10,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from sglang_ext.tiny_model.deepseek_v4 import write
+from sglang_ext.core.quant import dequantise_fp4, dequantise_fp8
+from sglang_ext.tiny_model.deepseek_v4 import Quant, write
 from tests.e2e.client import Client, Reply, greedy
-from tests.e2e.stand import Stand
+from tests.e2e.stand import STEADY, Stand
 from tests.e2e.workload import random_prompt
 from tests.tiny import EOS
 
@@ -22,6 +27,7 @@ pytestmark = pytest.mark.e2e
 # Ends before, at and behind the ends of CSA blocks (4) and HCA blocks (128).
 LENGTHS = (1, 2, 3, 4, 5, 8, 61, 126, 127, 128, 129, 130, 255, 256, 257, 300)
 PARAMS = greedy(12, ignore_eos=True)
+Tensors = dict[str, Tensor]
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 
 
@@ -118,11 +124,11 @@ class Branches:
 
 @pytest.fixture(scope="module")
 def branches(stand: Stand, target: Path) -> Branches:
-    """At every offset up to behind the first block of 128, and around the end of the second."""
+    """At every offset up to behind the end of the second block of 128."""
     client, shared, rng = _uncached(stand, target), random_prompt(262, 1), random.Random(4)
     whole = shared + client.generate(shared, PARAMS).ids
     # The far ones first: what only they read may be evicted after.
-    cuts = (*range(len(whole) - 1, 249, -1), *range(150, 0, -1))
+    cuts = tuple(range(len(whole) - 1, 0, -1))
     prompts = [whole[:cut] + rng.choices(range(256), k=5) for cut in cuts]
     return Branches(shared, whole, cuts, prompts, _ids(client.batch(prompts, greedy(6))))
 
@@ -154,19 +160,19 @@ def test_tensor_parallel(stand: Stand, target: Path, expected: list[list[int]]) 
     assert _ids(client.batch(_prompts(), PARAMS)) == expected
 
 
-@pytest.mark.parametrize("quant", ["fp8", "fp4"])
-def test_quantised_checkpoint_equals_its_widened_weights(
-    stand: Stand, tmp_path: Path, quant: str
-) -> None:
-    """The same weights once as stored, once widened by hand into a plain checkpoint."""
-    import json
+def _varied(file: Path) -> Tensors:
+    """Scales (ue8m0, an exponent each) that differ from layer to layer and block to block."""
+    tensors = load_file(file)
+    for number, name in enumerate(sorted(n for n in tensors if n.endswith(".scale"))):
+        exponent = tensors[name].view(torch.uint8)
+        block = torch.arange(exponent.numel()).view(exponent.shape)
+        lower = 2 * ((block + number) % 3)
+        tensors[name] = (exponent - lower).to(torch.uint8).view(tensors[name].dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return tensors
 
-    from safetensors.torch import load_file, save_file
 
-    from sglang_ext.core.quant import dequantise_fp4, dequantise_fp8
-
-    stored = write(tmp_path / "stored", quant=quant, mixing=1.0)
-    tensors = load_file(stored / "model.safetensors")
+def _widened(tensors: Tensors) -> Tensors:
     plain = {}
     for name, value in tensors.items():
         scale = tensors.get(name.removesuffix("weight") + "scale")
@@ -178,14 +184,54 @@ def test_quantised_checkpoint_equals_its_widened_weights(
             plain[name] = dequantise_fp8(value, scale)
         else:
             plain[name] = dequantise_fp4(value, scale)
-    wide = write(tmp_path / "wide", mixing=1.0)
-    save_file(plain, wide / "model.safetensors", metadata={"format": "pt"})
+    return plain
+
+
+# Heads wide enough that a matrix has more than one block of 128 rows.
+WIDE_HEADS = {"num_attention_heads": 8, "index_head_dim": 32, "index_n_heads": 16}
+
+
+@pytest.mark.parametrize("quant", ["fp8", "fp4"])
+def test_quantised_checkpoint_equals_its_widened_weights(
+    stand: Stand, tmp_path: Path, quant: Quant
+) -> None:
+    """The same weights once as stored, once widened by hand into a plain checkpoint.
+
+    So do they with the draft of the checkpoint, which is quantised as well. Scales that are
+    swapped, between layers or between blocks of a tensor, give other answers.
+    """
+    config = {"quant": quant, "mixing": 1.0, "with_dspark": True, **WIDE_HEADS}
+    stored = write(tmp_path / "stored", **config)
+    tensors = _varied(stored / "model.safetensors")
+    wide = write(tmp_path / "wide", **config | {"quant": "none"})
     raw = json.loads((stored / "config.json").read_text())
     raw.pop("quantization_config")
     (wide / "config.json").write_text(json.dumps(raw))
-    prompts = [random_prompt(n, n) for n in (3, 130)]
-    found = _client(stand, stored).batch(prompts, PARAMS)
-    assert _ids(found) == _ids(_client(stand, wide).batch(prompts, PARAMS))
+    prompts = [random_prompt(n, n) for n in (3, 130, 61, 200)]
+
+    def answers(path: Path, *flags: object) -> list[Reply]:
+        return _client(stand, path, *flags, env=STEADY if flags else None).batch(prompts, PARAMS)
+
+    def with_scales(changed: Tensors) -> list[list[int]]:
+        save_file(_widened(tensors | changed), wide / "model.safetensors")
+        spec = stand.plain_spec(wide)
+        try:
+            return _ids(stand.server(spec).client.batch(prompts, PARAMS))
+        finally:
+            stand.pool.drop(spec)
+
+    expected = _ids(answers(stored))
+    drafted = answers(stored, "--speculative-algorithm", "DSPARK")
+    assert _ids(drafted) == expected
+    assert sum(sum(reply.accepted) for reply in drafted) > 0
+    assert with_scales({}) == expected
+    if quant == "fp4":
+        return  # the indexer's matrices are fp8 in both
+    second, fourth = (f"layers.{n}.attn.indexer.wq_b.scale" for n in (2, 4))
+    swapped = {second: tensors[fourth], fourth: tensors[second]}
+    assert with_scales(swapped) != expected
+    rolled = tensors[second].view(torch.uint8).roll(1, 0).view(tensors[second].dtype)
+    assert with_scales({second: rolled}) != expected
 
 
 REFUSED = [

@@ -28,6 +28,8 @@ Refusal = tuple[str, Callable[[Any], bool], str]
 # facts, layers, dtype and page size -> bytes
 TokenSize = Callable[[Any, int, torch.dtype, int], int]
 _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+# Formats that hand the files' own tensors to the model; others have names of their own.
+_PUBLISHED_NAMES = ("auto", "safetensors", "fastsafetensors", "instanttensor", "layered")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Claim:
     refused: flags that cannot be honoured.
     model, backend: `module:class`. pool: `module:function` of the facts.
     token_size: bytes of one token in the pool.
+    check: `module:function` that holds tensors without values to the facts.
     prepare: further arguments that the model decides, once nothing is refused.
     handed_width: of what a target hands to its checkpoint's own module, by the facts; None where
         that is a hidden state.
@@ -56,6 +59,7 @@ class Claim:
     backend: str
     pool: str
     token_size: TokenSize
+    check: str
     prepare: Callable[[Any], None] = lambda _server_args: None
     handed_width: Callable[[Any], int] | None = None
 
@@ -98,11 +102,14 @@ class Claim:
         self.adjust(ours, self.read(ours))
         return ours
 
-    def resolve(self, server_args: Any) -> None:
+    def resolve(self, server_args: Any, hf_config: Any) -> None:
         """Refuse what cannot be served exactly, then decide attention backend and graphs.
 
+        hf_config: of the target, as `claimed` returned it.
+
         Raises:
-            ValueError: a flag that cannot be honoured, or weight files that are not whole.
+            ValueError: a flag that cannot be honoured, weight files that are not whole, or tensors
+                that are not those of the config.
         """
         cfg = resolving_view(server_args)
         for flag, is_set, why in self.refused:
@@ -128,7 +135,9 @@ class Claim:
             declare_resolution(server_args, source, attention_backend="portable")
         cuda_graphs.switch_off(server_args, self.title, source)
         if cfg.load_format != "dummy":
-            check_whole(Path(cfg.model_path))
+            found = check_whole(Path(cfg.model_path))
+            if found and cfg.load_format in _PUBLISHED_NAMES:
+                _imported(self.check)(self.read(hf_config), found)
         self.prepare(server_args)
 
     @property

@@ -49,8 +49,8 @@ class TensorReader:
         """(name, tensor) of the target, as they become complete.
 
         Raises:
-            DeepseekV32TensorError: an unknown name, a wrong shape, fp8 without a scale, or a
-                scale without fp8.
+            DeepseekV32TensorError: an unknown or repeated name, a wrong shape, fp8 without a
+                scale, or a scale without fp8.
         """
         for name, tensor in weights:
             layer = layer_of(name)
@@ -77,6 +77,8 @@ class TensorReader:
 
     def _pair(self, name: str, target: str, tensor: Tensor) -> Tensor | None:
         self._check_shape(name, target, tensor)
+        if name in self._waiting or (name == target and name in self.seen):
+            raise DeepseekV32TensorError(name, expected="one tensor of this name", found="another")
         if name == target and tensor.dtype != torch.float8_e4m3fn:
             if not tensor.is_floating_point():
                 raise DeepseekV32TensorError(
@@ -90,6 +92,8 @@ class TensorReader:
         partner = self._waiting.pop(other)
         codes, scale = (tensor, partner) if name == target else (partner, tensor)
         assert self.config.fp8_block is not None
+        if codes.is_meta:
+            return codes.float()
         return dequantise_fp8(codes, scale, block=self.config.fp8_block)
 
     def _check_shape(self, name: str, target: str, tensor: Tensor) -> None:
@@ -109,6 +113,18 @@ class TensorReader:
             raise DeepseekV32TensorError(
                 name, expected=f"shape {list(shape)}", found=list(tensor.shape)
             )
+
+
+def check(config: DeepseekV32Config, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Hold a checkpoint's tensors, of which the values may be absent, to what the target needs.
+
+    Raises:
+        DeepseekV32TensorError: anything missing, surplus or misshaped.
+    """
+    reader = TensorReader(config, lambda _: True)
+    for _ in reader.read(tensors):
+        pass
+    refuse_missing(reader.missing(), DeepseekV32TensorError)
 
 
 def load(

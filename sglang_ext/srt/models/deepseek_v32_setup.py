@@ -31,6 +31,7 @@ CLAIM = Claim(
     backend="sglang_ext.srt.attention.dsa:DsaAttnBackend",
     pool="sglang_ext.srt.cache.dsa_pool:pool_class",
     token_size=_token_size,
+    check="sglang_ext.srt.models.deepseek_v32_load:check",
 )
 
 

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from sglang_ext.core.quant import FP4_BLOCK, dequantise_fp4, dequantise_fp8
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.models.deepseek_v4_names import (
+    DRAFT_NAMES,
     SCALE,
     Shape,
     canonical,
     placement,
+    required_tensors,
     split_experts,
 )
 from sglang_ext.srt.models.strict_weights import CheckpointTensorError, put, refuse_missing
@@ -107,7 +109,9 @@ class TensorReader:
         if tensor.is_floating_point():
             raise DeepseekV4TensorError(given, expected="integers", found=tensor.dtype)
         experts = self.config.n_routed_experts
-        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < experts:
+        # Of a header alone there are no values to look at.
+        known = tensor.numel() and not tensor.is_meta
+        if known and not 0 <= int(tensor.min()) <= int(tensor.max()) < experts:
             raise DeepseekV4TensorError(
                 given, expected=f"experts 0 to {experts - 1}", found="others"
             )
@@ -139,7 +143,32 @@ class TensorReader:
             raise DeepseekV4TensorError(
                 name + " (scale)", expected=f"shape {list(shape)}", found=list(scale.shape)
             )
+        if codes.is_meta:
+            return codes.new_empty(rows, columns, dtype=torch.float32)
         return dequantise_fp4(codes, scale) if packed else dequantise_fp8(codes, scale, block=block)
+
+
+def check(config: DeepseekV4Config, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Hold a checkpoint's tensors, of which the values may be absent, to what the target needs.
+
+    Raises:
+        DeepseekV4TensorError: anything missing, surplus or misshaped.
+    """
+    check_part(config, tensors, required_tensors(config), passed=DRAFT_NAMES)
+
+
+def check_part(
+    config: DeepseekV4Config,
+    tensors: Iterable[tuple[str, Tensor]],
+    wanted: dict[str, Shape],
+    *,
+    passed: tuple[str, ...],
+) -> None:
+    """`check` for a part of a checkpoint; the names that begin with `passed` are another's."""
+    reader = TensorReader(config, wanted, passed)
+    for _ in reader.read(tensors):
+        pass
+    refuse_missing(reader.missing(), DeepseekV4TensorError)
 
 
 def load(
@@ -149,7 +178,7 @@ def load(
     wanted: dict[str, Shape],
     *,
     partial: bool,
-    passed: tuple[str, ...] = ("mtp.",),
+    passed: tuple[str, ...] = DRAFT_NAMES,
 ) -> None:
     """Load `weights` into the parameters of the target, or of the draft it carries.
 

@@ -17,7 +17,8 @@ from sglang_ext.srt.models.placement import Placement
 
 Shape = tuple[int, ...]
 SCALE = ".scale"
-# Begin of the target's names; the rest of a checkpoint is the draft it may carry.
+# Begins of the names of the draft that a checkpoint may carry, and of the target's.
+DRAFT_NAMES = ("mtp.",)
 TARGET_NAMES = ("layers.", "embed.", "head.", "norm.", "hc_head_")
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _SHARED = re.compile(r"(.+\.ffn\.shared_experts)\.(w[13])\.weight")
@@ -223,4 +224,4 @@ def mtp_tensors(config: DeepseekV4Config) -> dict[str, Shape]:
 
 def is_draft(name: str) -> bool:
     """Whether a tensor belongs to the draft that a checkpoint may carry beside the target."""
-    return name.startswith("mtp.")
+    return name.startswith(DRAFT_NAMES)

@@ -81,7 +81,8 @@ def module_view(target: Path) -> Path:
         DeepseekV4ConfigError, DraftConfigError: no module, or tensors of it that do not fit.
     """
     raw = read_config(target)
-    part = Part("the MTP module", "num_nextn_predict_layers", mtp_tensors(parse_module(raw)))
+    config = parse_module(raw)
+    part = Part("the MTP module", "num_nextn_predict_layers", config, mtp_tensors(config))
     return view_of(target, part, {**raw, "architectures": [OFFICIAL_MODULE]})
 
 

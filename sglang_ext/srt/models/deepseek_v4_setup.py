@@ -61,6 +61,7 @@ CLAIM = Claim(
     backend="sglang_ext.srt.attention.dsv4:Dsv4AttnBackend",
     pool="sglang_ext.srt.cache.dsv4_pool:pool_class",
     token_size=_token_size,
+    check="sglang_ext.srt.models.deepseek_v4_load:check",
     prepare=nextn.resolve_nextn,
     handed_width=lambda facts: facts.hc_mult * facts.hidden_size,
 )

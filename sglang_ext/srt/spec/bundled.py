@@ -21,7 +21,14 @@ from sglang_ext.core.safetensors_header import Shape, read_header
 from sglang_ext.core.spec.draft_config import BUNDLED_V4
 from sglang_ext.core.spec.draft_fields import DraftConfigError, read_config
 from sglang_ext.srt.models.deepseek_v4_config import OFFICIAL, DeepseekV4Config, parse
-from sglang_ext.srt.models.deepseek_v4_names import SCALE, canonical, dspark_tensors, is_draft
+from sglang_ext.srt.models.deepseek_v4_names import (
+    SCALE,
+    TARGET_NAMES,
+    canonical,
+    dspark_tensors,
+    is_draft,
+)
+from sglang_ext.srt.models.weight_files import check_whole
 
 TARGET_CONFIG = "sglang_ext_target_config"
 
@@ -36,11 +43,12 @@ class Part:
     """A draft inside a checkpoint.
 
     title: what messages call it. field: of config.json, which says that it is there.
-    tensors: all of them, by published name.
+    config: the checkpoint's facts. tensors: all of the draft's, by published name.
     """
 
     title: str
     field: str
+    config: DeepseekV4Config
     tensors: dict[str, Shape]
 
 
@@ -52,7 +60,7 @@ def draft_view(target: Path) -> Path:
     """
     raw = read_config(target)
     config = parse(raw)
-    part = Part("the bundled draft", "dspark_block_size", dspark_tensors(config))
+    part = Part("the bundled draft", "dspark_block_size", config, dspark_tensors(config))
     return view_of(target, part, draft_fields(raw, config))
 
 
@@ -61,8 +69,13 @@ def view_of(target: Path, part: Part, fields: dict[str, Any]) -> Path:
 
     Raises:
         DraftConfigError: tensors that do not fit.
+        DeepseekV4TensorError: scales that do not.
     """
+    # Imported late: it brings SGLang's loader with it.
+    from sglang_ext.srt.models.deepseek_v4_load import check_part
+
     files = _files_with(target, part)
+    check_part(part.config, check_whole(target), part.tensors, passed=TARGET_NAMES)
     key = hashlib.sha256(f"{target.resolve()}".encode()).hexdigest()[:16]
     view = env.CACHE_DIR.get() / "bundled" / key
     view.mkdir(parents=True, exist_ok=True)
