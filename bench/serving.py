@@ -65,7 +65,8 @@ class Server:
             if self.process.poll() is not None:
                 break
             with suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health", timeout=10).status_code == 200:
+                answer = httpx.get(f"{self.url}/health", timeout=10, trust_env=False)
+                if answer.status_code == 200:
                     return
             time.sleep(1)
         tail = self.log.read_text()[-3000:]
@@ -76,7 +77,7 @@ class Server:
             "input_ids": list(ids),
             "sampling_params": {**GREEDY, "max_new_tokens": tokens, **sampling},
         }
-        answer = httpx.post(f"{self.url}/generate", json=body, timeout=900)
+        answer = httpx.post(f"{self.url}/generate", json=body, timeout=900, trust_env=False)
         answer.raise_for_status()
         return answer.json()
 
@@ -91,7 +92,7 @@ class Server:
         return Run(time.perf_counter() - started, tuple(replies))
 
     def flush(self) -> None:
-        httpx.post(f"{self.url}/flush_cache", timeout=60)
+        httpx.post(f"{self.url}/flush_cache", timeout=60, trust_env=False)
 
     def close(self) -> None:
         with suppress(ProcessLookupError):

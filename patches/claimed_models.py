@@ -93,9 +93,10 @@ def _resolve_args(server_args: Any, previous: Callable[[Any], None]) -> None:
 
     from sglang_ext.srt.models.claims import claim_of
 
-    claim = claim_of(model_config_of(server_args).hf_config)
+    config = model_config_of(server_args).hf_config
+    claim = claim_of(config)
     if claim is not None:
-        claim.resolve(server_args)
+        claim.resolve(server_args, config)
     previous(server_args)
 
 

@@ -22,7 +22,8 @@ PATCH = Patch(
     kind=Kind.RESOLUTION,
     where=Where.CPU,
     why="SGLang's default (intel_amx) needs its AMX library; ranks need thread sets and a share "
-    "of memory that the user should not have to work out",
+    "of memory that the user should not have to work out; a server whose rank died waits a minute "
+    "for dumps of GPUs",
     upstream="https://github.com/sgl-project/sglang (official extension point)",
     signature="(server_args: 'Any')",
     until="SGLang's CPU engine runs without AMX and sizes itself per rank",

@@ -37,12 +37,14 @@ def _qwen_decode(original: Callable[..., Any], layer: Any) -> Any:
 def _prepare(
     original: Callable[..., None], preparer: Any, batch: Any, is_draft_worker: bool = False
 ) -> None:
+    from sglang_ext.srt.parallel.two_batch import note_prefill
     from sglang_ext.srt.parallel.two_batch_verify import split, verifies_chains
 
     if not is_draft_worker and verifies_chains(batch):
         split(batch)
-    else:
-        original(preparer, batch, is_draft_worker)
+        return
+    original(preparer, batch, is_draft_worker)
+    note_prefill(batch)
 
 
 def _with_features(
@@ -107,7 +109,8 @@ VERIFY_PATCH = Patch(
     where=Where.CPU,
     stage=Stage.BACKEND,
     why="it cuts a verification between requests of one width and splits tree fields of EAGLE; "
-    "a chain has no tree, may have a width of its own, and may be cut inside",
+    "a chain has no tree, may have a width of its own, and may be cut inside; the log says once "
+    "how prefills were cut",
     upstream=f"{_SOURCE}batch_overlap/two_batch_overlap.py",
     signature="(batch: 'ForwardBatch', is_draft_worker: 'bool' = False)",
     until="the split reads rows per request from the speculative input",

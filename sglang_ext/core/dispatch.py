@@ -178,13 +178,24 @@ def normal_copies(in_rank: Tensor, tokens_per_expert: Tensor) -> Copies:
     return Copies(rows, None, per_rank, tokens_per_expert.long())
 
 
-def low_latency_copies(topk_idx: Tensor, shards: ExpertShards) -> Copies:
-    """One copy per choice, topk_idx [T, K] -> copies by expert (and so by rank), then token."""
+def low_latency_copies(topk_idx: Tensor, shards: ExpertShards, most: int) -> Copies:
+    """One copy per choice, topk_idx [T, K] -> copies by expert (and so by rank), then token.
+
+    Raises:
+        DispatchError: ids outside -1..E-1, or more than `most` (M) copies for one expert.
+    """
     shards.check(topk_idx)
     rows, choices = (topk_idx >= 0).nonzero(as_tuple=True)
     experts = topk_idx[rows, choices].long()
     order = torch.argsort(experts, stable=True)
     per_expert = torch.bincount(experts, minlength=shards.experts)
+    if per_expert.max() > most:
+        raise DispatchError(
+            "topk_idx",
+            expected=f"an expert chosen at most {most} times, the slots it has for one rank",
+            found=f"expert {int(per_expert.argmax())} chosen {int(per_expert.max())} times",
+            remedy="Name an expert once in a row, or send fewer rows at a time.",
+        )
     per_rank = per_expert.view(shards.ranks, shards.per_rank).sum(dim=1).tolist()
     return Copies(rows[order], choices[order], per_rank, per_expert)
 
@@ -197,7 +208,7 @@ def low_latency_slots(arrived: Tensor, slots_per_expert: int) -> Tensor:
 
     Args:
         arrived: [R, E/R] int64, copies from each source rank for each local expert. Copies arrive
-            by source, then local expert, then token.
+            by source, then local expert, then token; at most M each.
         slots_per_expert: M * R.
 
     Returns:

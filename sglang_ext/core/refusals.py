@@ -48,6 +48,12 @@ REFUSALS: dict[str, Refusal] = {
         "the halves of a batch carry no context-parallel split",
         "Leave one of them out.",
     ),
+    "two-batch with low latency": Refusal(
+        "--enable-two-batch-overlap",
+        "on a CPU with --moe-a2a-backend deepep in another mode than normal",
+        "halves that meet in slots have not been held to one rank",
+        "Add --deepep-mode normal.",
+    ),
     "two-batch with mixed chunk": Refusal(
         "--enable-two-batch-overlap",
         "with --enable-mixed-chunk",
@@ -98,6 +104,13 @@ REFUSALS: dict[str, Refusal] = {
         "experts that move between split prefills have not been held to one rank",
         "Leave one of them out.",
     ),
+    "eplb with stages": Refusal(
+        "--enable-eplb",
+        "with --pp-size",
+        "SGLang counts the ranks of a stage from 0 and sends experts by that number among all "
+        "ranks: the first rebalance waits for a rank that sends elsewhere",
+        "Leave one of them out.",
+    ),
     "eplb with low latency": Refusal(
         "--enable-eplb",
         "with --moe-a2a-backend deepep in another mode than normal",
@@ -128,6 +141,18 @@ REFUSALS: dict[str, Refusal] = {
         "its results have not been held to those of one rank",
         "Use --ep-size, or --moe-a2a-backend deepep.",
     ),
+    "pipeline with overlap": Refusal(
+        "--pp-size",
+        "on a CPU with --enable-two-batch-overlap or --enable-single-batch-overlap",
+        "overlapped batches that pass through stages have not been held to one rank",
+        "Leave one of them out.",
+    ),
+    "pipeline with cp": Refusal(
+        "--pp-size",
+        "on a CPU with --attn-cp-size",
+        "split prefills that pass through stages have not been held to one rank",
+        "Leave one of them out.",
+    ),
     "pipeline with speculation": Refusal(
         "--pp-size",
         "with DSPARK or DFLASH",
@@ -150,6 +175,7 @@ class LayoutFlags:
     attn_cp_size: int = 1
     dcp_size: int = 1
     moe_dp_size: int = 1
+    pp_size: int = 1
 
     @property
     def splits_prefills(self) -> bool:
@@ -158,6 +184,15 @@ class LayoutFlags:
     @property
     def exchanges(self) -> bool:
         return self.moe_a2a_backend != "none"
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether rows are exchanged in low-latency mode, in some steps at least."""
+        return self.moe_a2a_backend == "deepep" and self.deepep_mode != "normal"
+
+    @property
+    def mode(self) -> str:
+        return f"--deepep-mode {self.deepep_mode}"
 
     @property
     def overlap(self) -> str:
@@ -185,6 +220,10 @@ _WHEN: dict[str, tuple[Callable[[LayoutFlags], bool], Callable[[LayoutFlags], ob
         lambda f: f.enable_two_batch_overlap and f.splits_prefills,
         lambda f: f.cp,
     ),
+    "two-batch with low latency": (
+        lambda f: f.enable_two_batch_overlap and f.has_slots,
+        lambda f: f.mode,
+    ),
     "two-batch with mixed chunk": (
         lambda f: f.enable_two_batch_overlap and f.enable_mixed_chunk,
         lambda f: "--enable-mixed-chunk",
@@ -204,8 +243,12 @@ _WHEN: dict[str, tuple[Callable[[LayoutFlags], bool], Callable[[LayoutFlags], ob
     "eplb with overlap": (lambda f: f.enable_eplb and bool(f.overlap), lambda f: f.overlap),
     "eplb with cp": (lambda f: f.enable_eplb and f.splits_prefills, lambda f: f.cp),
     "eplb with low latency": (
-        lambda f: f.enable_eplb and f.moe_a2a_backend == "deepep" and f.deepep_mode != "normal",
-        lambda f: f"--deepep-mode {f.deepep_mode}",
+        lambda f: f.enable_eplb and f.has_slots,
+        lambda f: f.mode,
+    ),
+    "eplb with stages": (
+        lambda f: f.enable_eplb and f.pp_size > 1,
+        lambda f: f"--pp-size {f.pp_size}",
     ),
     "exchange": (
         lambda f: f.moe_a2a_backend not in ("none", "deepep"),
@@ -213,6 +256,8 @@ _WHEN: dict[str, tuple[Callable[[LayoutFlags], bool], Callable[[LayoutFlags], ob
     ),
     "decode cp": (lambda f: f.dcp_size > 1, lambda f: f.dcp_size),
     "moe dp": (lambda f: f.moe_dp_size > 1, lambda f: f.moe_dp_size),
+    "pipeline with overlap": (lambda f: f.pp_size > 1 and bool(f.overlap), lambda f: f.overlap),
+    "pipeline with cp": (lambda f: f.pp_size > 1 and f.splits_prefills, lambda f: f.cp),
 }
 
 

@@ -30,7 +30,7 @@ WORKLOADS = {
     "short": "one short prompt; the other ranks idle",
     "ragged": "ten prompts of 1 to 70 tokens at once, answers of unequal length",
     "chunked": "a prompt of several prefill chunks, alone and beside decoding requests",
-    "one idle rank": "every request sent to one DP rank, then to the other",
+    "one idle rank": "requests sent to one DP rank, the last of one token alone, then to the other",
     "abort": "requests stopped in the middle beside others that go on",
 }
 
@@ -66,6 +66,11 @@ class Layout:
         return self.size("--attn-dp-size")
 
     @property
+    def dp_ranks(self) -> int:
+        """Ranks, or groups of ranks, that a request may be sent to by number."""
+        return self.attention_dp * self.size("--dp-size")
+
+    @property
     def ranks(self) -> int:
         return self.size("--tp-size") * self.size("--pp-size") * self.size("--dp-size")
 
@@ -85,6 +90,7 @@ _EPLB = (
 )
 _GATHERED = ("SUM_LEN gather of a prefill or verification",)
 _SENT = ("normal expert exchange", "empty send to the experts")
+_MOVED = ("experts moved between ranks",)
 _LOW = ("low-latency expert exchange",)
 
 # Models with experts; the dense one stands in where experts change nothing.
@@ -93,8 +99,8 @@ STREAMS_OF_STAGES = "the streams are not sent between stages"
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("tp2", _flags("--tp-size 2"), (DENSE, *_MIXTURES)),
-    Layout("dp2 replicas", _flags("--dp-size 2")),
-    Layout("dp2 attention", _flags(_DP2), _MIXTURES, shows=_GATHERED),
+    Layout("dp2 replicas", _flags("--dp-size 2"), (DENSE, *_MIXTURES)),
+    Layout("dp2 attention", _flags(_DP2), (DENSE, *_MIXTURES), shows=_GATHERED),
     Layout("ep2 standard", _flags(f"{_DP2} --ep-size 2"), _MIXTURES, shows=_GATHERED),
     Layout("tp2 ep2 standard", _flags("--tp-size 2 --ep-size 2"), _MIXTURES),
     Layout("ep2 deepep normal", _flags(f"{_DP2} {_NORMAL}"), _MIXTURES, shows=_SENT),
@@ -114,13 +120,13 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "cp2 zigzag",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} zigzag"),
-        (DENSE, V32, V4),
+        (DENSE, *_MIXTURES),
         shows=("zigzag CP prefill",),
     ),
     Layout(
         "cp2 interleave",
         _flags(f"--tp-size 2 --attn-cp-size 2 {_CP} interleave"),
-        (DENSE, V32, V4),
+        (DENSE, *_MIXTURES),
         shows=("interleave CP prefill",),
     ),
     Layout(
@@ -132,13 +138,14 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "pp2",
         _flags("--pp-size 2"),
-        (EXPERTS, V32),
+        (DENSE, EXPERTS, V32),
         speculation=STAGES,
         refused=((V4, STREAMS_OF_STAGES),),
     ),
     Layout(
         "pp2 dp2",
         _flags(f"--pp-size 2 {_DP2}"),
+        (DENSE, EXPERTS, V32),
         speculation=STAGES,
         refused=((V4, STREAMS_OF_STAGES),),
     ),
@@ -146,7 +153,12 @@ LAYOUTS: tuple[Layout, ...] = (
         "two-batch overlap",
         _flags(f"{_DP2} {_NORMAL} --enable-two-batch-overlap"),
         _MIXTURES,
-        shows=("two-batch split of a prefill", "two-batch split of a decode"),
+        shows=(
+            "two-batch split of a prefill",
+            "two-batch split inside a prompt",
+            "two-batch prefill with an empty half",
+            "two-batch split of a decode",
+        ),
     ),
     Layout(
         "single-batch overlap",
@@ -154,11 +166,12 @@ LAYOUTS: tuple[Layout, ...] = (
         _MIXTURES,
         shows=(*_SENT, *_LOW, "way back of expert rows in parts"),
     ),
-    Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT),
+    Layout("eplb static", _flags(f"{_DP2} {_NORMAL} {_EPLB}"), _MIXTURES, shows=_SENT + _MOVED),
     Layout(
         "eplb dynamic",
         _flags(f"{_DP2} --ep-size 2 --ep-dispatch-algorithm dynamic {_EPLB}"),
         _MIXTURES,
+        shows=_MOVED,
     ),
     Layout(
         "tp4 dp2 ep4 deepep",
@@ -180,7 +193,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
 )
 
-# (layout, model, algorithm) of the short test run: one or two of each kind.
+# (layout, model, algorithm) of the short test run: every layout, spread over models and algorithms.
 COVERED = (
     ("tp2", EXPERTS, NONE),
     ("dp2 attention", V4, NONE),
@@ -204,6 +217,14 @@ COVERED = (
     ("single-batch overlap", V32, DSPARK),
     ("eplb static", EXPERTS, NONE),
     ("tp4 dp2 ep4 deepep", EXPERTS, DSPARK),
+    ("dp2 replicas", DENSE, DSPARK),
+    ("tp2 ep2 standard", V32, DSPARK),
+    ("ep2 deepep dp-lm-head", EXPERTS, DFLASH),
+    ("cp2 zigzag ep2 deepep", V4, DSPARK),
+    ("pp2 dp2", V32, NONE),
+    ("eplb dynamic", V4, NONE),
+    ("tp4 cp2 ep4 deepep", V32, DFLASH),
+    ("tp4 dp2 cp2 ep4 deepep", V4, DSPARK),
 )
 
 

@@ -92,6 +92,11 @@ def _limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
+def _expect_no_cuda_dump() -> None:
+    """SGLang ends a failed server after a minute's wait for dumps of GPUs, while a rank lives."""
+    os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "false")
+
+
 def weight_bytes(path: str | None) -> int:
     """Bytes of the weight files in a local checkpoint folder; 0 where they cannot be counted."""
     folder = Path(path or "")
@@ -165,3 +170,4 @@ def resolve_cpu_defaults(server_args: Any) -> None:
     declare_resolution(server_args, SOURCE, **decided)
     bind_threads(ranks_on_node(cfg), all_ranks(cfg))
     _limit_spinning()
+    _expect_no_cuda_dump()

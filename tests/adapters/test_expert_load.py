@@ -29,11 +29,19 @@ def _metadata(physical: list[list[int]], experts: int) -> SimpleNamespace:
     )
 
 
-def test_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is noted of a layout; the process reports as the first of two ranks."""
+    events: list[str] = []
+    monkeypatch.setattr(expert_load, "note", events.append)
     monkeypatch.setattr(expert_load.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(
         expert_load, "get_observability", lambda: SimpleNamespace(enable_metrics=True)
     )
+    return events
+
+
+def test_before_and_after(noted: list[str]) -> None:
     # Two counted steps; layer 0 is dense. Experts 0..3 of layer 1: 6, 2, 2, 2.
     counts = torch.tensor([[[0, 0, 0, 0], [4, 1, 2, 0]], [[0, 0, 0, 0], [2, 1, 0, 2]]])
     before = _metadata([[0, 1, 2, 3, 0, 1]] * 2, 4)  # ranks hold 3 + 1 + 2 and 2 + 3 + 1
@@ -46,3 +54,15 @@ def test_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value("before") == pytest.approx(1.0)
     assert value("after") == pytest.approx(7 / 6)
     assert value("before", "0") is None
+    # Slots change within their rank alone.
+    assert not noted
+
+
+def test_experts_that_cross_ranks_are_noted(noted: list[str]) -> None:
+    counts = torch.tensor([[6, 2, 2, 2]])
+    before = _metadata([[0, 1, 2, 3, 0, 1]], 4)
+    expert_load.report(counts, before, before)
+    assert not noted
+    # Rank 0 takes expert 3, which rank 1 alone held.
+    expert_load.report(counts, before, _metadata([[0, 1, 3, 2, 0, 1]], 4))
+    assert noted == ["experts moved between ranks"]

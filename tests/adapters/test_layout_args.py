@@ -42,6 +42,13 @@ MEETS: dict[str, tuple[str, ...]] = {
         *("--enable-eplb", "--enable-two-batch-overlap"),
     ),
     "eplb with cp": (*CP2, *DEEPEP, "--deepep-mode", "normal", "--enable-eplb"),
+    "two-batch with low latency": (*DP2, *DEEPEP, "--enable-two-batch-overlap"),
+    "eplb with stages": (*DP2, "--ep-size", "2", "--pp-size", "2", "--enable-eplb"),
+    "pipeline with overlap": (
+        *(*DP2, *DEEPEP, "--pp-size", "2"),
+        "--enable-single-batch-overlap",
+    ),
+    "pipeline with cp": (*CP2, "--pp-size", "2"),
     "eplb with low latency": (*DP2, *DEEPEP, "--enable-eplb"),
     "exchange": (*DP2, "--moe-a2a-backend", "mooncake"),
     "cp backend": (*CP2, "--attention-backend", "torch_native"),
@@ -123,6 +130,12 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {model: make_target(folder / kind, kind) for model, kind in kinds.items()}
 
 
+@pytest.fixture(scope="module")
+def with_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nextn") / "v4"
+    return make_target(folder, "deepseek_v4", with_dspark=False, with_mtp=True)
+
+
 @pytest.mark.parametrize("model", [V32, V4])
 def test_layouts_of_deepseek_models(deepseek: dict[str, Path], model: str) -> None:
     """What the table refuses for a model is refused in its words; everything else resolves."""
@@ -136,21 +149,22 @@ def test_layouts_of_deepseek_models(deepseek: dict[str, Path], model: str) -> No
         assert reason[1:] in str(error.value), where.name
 
 
-def test_layouts_of_the_module_of_deepseek_v4(tmp_path: Path) -> None:
+def test_layouts_of_the_module_of_deepseek_v4(with_module: Path) -> None:
     """NEXTN: what the table refuses is refused in its words; everything else resolves."""
-    target = make_target(tmp_path / "v4", "deepseek_v4", with_dspark=False, with_mtp=True)
     for where in LAYOUTS:
         flags = (*where.flags, "--speculative-algorithm", NEXTN)
         reason = verdict(where, V4, NEXTN, "short").reason
         if reason in ("", UNTRIED):
-            _resolve(target, *flags)
+            _resolve(with_module, *flags)
             continue
         with pytest.raises(ValueError, match="expected") as error:
-            _resolve(target, *flags)
+            _resolve(with_module, *flags)
         assert reason[1:] in str(error.value), where.name
 
 
-def test_the_limit_of_low_latency_exchange(models: tuple[Path, Path], monkeypatch: Any) -> None:
+def test_the_limit_of_low_latency_exchange(
+    models: tuple[Path, Path], with_module: Path, monkeypatch: Any
+) -> None:
     target, draft = models
     auto = (*DP2, *DEEPEP, "--chunked-prefill-size", "64")
     # 128 rows a rank, one row a request, two ranks.
@@ -158,6 +172,14 @@ def test_the_limit_of_low_latency_exchange(models: tuple[Path, Path], monkeypatc
     # Gamma 4: five rows a request.
     drafting = _resolve(target, *auto, *_drafting(draft))
     assert drafting.resolved_dict()["max_running_requests"] == 128 // 5 * 2
+    # Beside NEXTN SGLang sets 48 where none was given; four rows a request.
+    nextn = (*DEEPEP, "--chunked-prefill-size", "64", "--speculative-algorithm", NEXTN)
+    for ranks in (("--tp-size", "2"), DP2):
+        most = 128 // 4 * (2 if ranks is DP2 else 1)
+        found = _resolve(with_module, *ranks, *nextn).resolved_dict()["max_running_requests"]
+        assert found == most
+    with pytest.raises(LayoutError, match=r"at most 32 .* found 48"):
+        _resolve(with_module, "--tp-size", "2", *nextn, "--max-running-requests", "48")
     with pytest.raises(LayoutError, match=r"at most 256 .* found 257"):
         _resolve(target, *auto, "--max-running-requests", "257")
     with pytest.raises(LayoutError, match=r"--chunked-prefill-size: .* 1 to 256 .* found 8192"):

@@ -17,6 +17,7 @@ from tests.dist.forked import run_ranks
 from tests.dist.routings import HIDDEN, Routing, routing
 
 LIMIT = 8
+LIMIT_FIELD = "num_max_dispatch_tokens_per_rank"
 SEEDS = range(8)
 
 
@@ -313,7 +314,54 @@ def test_too_many_tokens_on_one_rank_is_an_error_on_all(ranks: int) -> None:
     *peers, last = run_ranks(ranks, _check_limit)
     assert f"at least the {LIMIT + 1} tokens" in last
     assert "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK" in last
-    assert all(f"too small on ranks [{ranks - 1}]" in text for text in peers)
+    assert all(f"{LIMIT_FIELD}: expected accepted" in text for text in peers)
+    assert all(f"refused on ranks [{ranks - 1}]" in text for text in peers)
+
+
+def _check_wrong_input(group: dist.ProcessGroup) -> list[str]:
+    """One rank has an input that cannot be sent: every rank must raise, none may hang."""
+    ranks, rank = group.size(), group.rank()
+    plain, fast = Buffer(group), _low_latency(group, 2 * ranks)
+    x, gates = torch.ones(LIMIT, HIDDEN), torch.ones(LIMIT, 2)
+    good = torch.tensor([[0, 1]] * LIMIT)
+    outside, twice = good + 2 * ranks, good * 0
+
+    def normal(ids: torch.Tensor, weights: torch.Tensor = gates, lost: int = 0) -> None:
+        case = Routing([x] * ranks, [ids] * ranks, [weights] * ranks, 2)
+        _send(plain, case, rank, x[lost:])
+
+    def begun(ids: torch.Tensor) -> None:
+        plain.begin_dispatch(x, ids, gates, 2 * ranks)()
+
+    def low(ids: torch.Tensor) -> None:
+        fast.low_latency_dispatch(x, ids, LIMIT, 2 * ranks, use_fp8=False)
+
+    said = []
+    for send, *wrong in (
+        (normal, outside),
+        (normal, good, gates[1:]),
+        (normal, good, gates, 1),
+        (begun, outside),
+        (low, outside),
+        (low, twice),
+        (low, good[1:]),
+    ):
+        with pytest.raises(DispatchError) as caught:
+            send(*(wrong if rank == ranks - 1 else [good]))
+        said.append(str(caught.value))
+        # The group is still usable afterwards.
+        send(good)
+    return said
+
+
+def test_a_wrong_input_on_one_rank_is_an_error_on_all() -> None:
+    *peers, last = run_ranks(3, _check_wrong_input)
+    fields = ("topk_idx", "topk_weights", "is_token_in_rank", *("topk_idx",) * 4)
+    for field, own, *others in zip(fields, last, *peers, strict=True):
+        assert own.startswith(f"{field}: expected ")
+        for text in others:
+            assert text.startswith(f"{field}: expected accepted on every rank, found refused on")
+            assert "ranks [2]" in text
 
 
 def _check_refused(group: dist.ProcessGroup) -> None:

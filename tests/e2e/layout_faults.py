@@ -1,4 +1,7 @@
-"""Faults of parallel layouts, planted like those of `faults`: each must change an answer."""
+"""Faults of parallel layouts, planted like those of `faults`.
+
+Each must change an answer, or what is accepted of a draft.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -56,9 +60,44 @@ def _second_half_without_first() -> None:
     two_batch_verify._share_request = lambda *_: None
 
 
+def _features_in_rank_order() -> None:
+    """Under interleaved CP a draft gets the prompt's features as the ranks held them."""
+    from sglang.srt.model_executor.runner import eager_runner
+
+    original = eager_runner.cp_gather_after_forward
+
+    def faulty(x: Any, batch: Any, stream: Any = None) -> Any:
+        whole = original(x, batch, stream)
+        # The features come behind the last hidden states.
+        if not hasattr(batch, "planted"):
+            batch.planted = True
+            return whole
+        return torch.cat([whole[0::2], whole[1::2]])
+
+    eager_runner.cp_gather_after_forward = faulty
+
+
+def _features_of_first_half() -> None:
+    """Under two-batch overlap the second half's features are lost on their way to the draft."""
+    from sglang_ext.srt.parallel import two_batch
+
+    original = two_batch.features_of_halves
+
+    def faulty(batch: Any) -> Any:
+        together = original(batch)
+        first, last = batch.tbo_children[1].tbo_parent_token_range
+        for features in together:
+            features[first:last] = 0
+        return together
+
+    two_batch.features_of_halves = faulty
+
+
 LAYOUT_FAULTS: dict[str, Callable[[], None]] = {
     "combine without other ranks": _combine_without_other_ranks,
     "expert weights stay": _expert_weights_stay,
     "CP mask shifted": _cp_mask_shifted,
     "second half without the first": _second_half_without_first,
+    "features in the order of ranks": _features_in_rank_order,
+    "features of the first half alone": _features_of_first_half,
 }

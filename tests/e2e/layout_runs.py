@@ -33,7 +33,7 @@ SHORT = ragged(4, 700, longest=20)
 
 
 def one_idle_rank(client: Client, dp: int) -> Answers:
-    """With DP attention every request names its rank; the others have none."""
+    """With DP ranks every request names its own; the others have none."""
     answers: Answers = []
     for rank in range(2):
         where = {"routed_dp_rank": rank} if dp > 1 else {}
@@ -41,6 +41,8 @@ def one_idle_rank(client: Client, dp: int) -> Answers:
             (prompt, greedy(12 + i), where) for i, prompt in enumerate(ragged(3, 500 + rank))
         ]
         answers += _ids(client.together(bodies))
+        # A prompt of one token alone: half of its prefill is empty where that is cut in two.
+        answers.append(client.generate([65 + rank], greedy(6), **where).ids)
     return answers
 
 

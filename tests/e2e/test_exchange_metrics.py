@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen3MoeForCausalLM
 
 from sglang_ext.core.support import layout
 from tests.e2e.client import Client, greedy
@@ -33,21 +36,41 @@ def _gained(after: Mapping[tuple[str, str], int], before: Mapping[tuple[str, str
     return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
 
 
-def test_rows_and_bytes_are_those_of_the_tokens(stand: Stand) -> None:
-    """One copy of every token per chosen expert and layer, each way; padding is not moved."""
+def _copies(target: Path, tokens: list[int], low_latency: bool) -> int:
+    """Copies of `tokens` that two ranks of experts send, by transformers' own routing."""
+    model = Qwen3MoeForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with torch.no_grad():
+        routing = model(torch.tensor([tokens]), output_router_logits=True).router_logits
+    copies = 0
+    for logits in routing:
+        chosen = logits.topk(model.config.num_experts_per_tok).indices
+        owners = chosen // (model.config.num_experts // 2)
+        both = int((owners.amin(1) != owners.amax(1)).sum())
+        copies += chosen.numel() if low_latency else len(tokens) + both
+    return copies
+
+
+@pytest.mark.parametrize("mode", ["normal", "low_latency"])
+def test_rows_and_bytes_are_those_of_the_tokens(stand: Stand, mode: str) -> None:
+    """One copy of every token per chosen expert (in normal mode, per rank that holds any of them)
+    and layer, each way; padding, of an idle rank too, is not moved."""
     target = stand.checkpoints.target("qwen3_moe")
     config = json.loads((target / "config.json").read_text())
-    flags = layout("ep2 deepep low_latency").flags
+    flags = layout(f"ep2 deepep {mode}").flags
     client = stand.server(stand.plain_spec(target, *flags, "--enable-metrics")).client
-    prompt, new = random_prompt(17, 1), 9
+    prompt = random_prompt(17, 1)
     before = _moved(client)
-    client.generate(prompt, greedy(new, ignore_eos=True))
+    answer = client.generate(prompt, greedy(9, ignore_eos=True)).ids
     gained = _gained(_moved(client), before)
     # The last token is not put through the model.
-    tokens = len(prompt) + new - 1
-    rows = tokens * config["num_hidden_layers"] * config["num_experts_per_tok"]
-    expected = {}
-    for call in ("low_latency_dispatch", "low_latency_combine"):
-        expected[("rows", call)] = rows
-        expected[("bytes", call)] = rows * config["hidden_size"] * 4
-    assert gained == expected
+    rows = _copies(target, [*prompt, *answer[:-1]], mode == "low_latency")
+    width = 4 * config["hidden_size"]
+    # The experts apply the weights: they travel, and so do the choices.
+    choices = 8 * config["num_experts_per_tok"] if mode == "normal" else 0
+    prefix = "low_latency_" if mode == "low_latency" else ""
+    assert gained == {
+        ("rows", f"{prefix}dispatch"): rows,
+        ("rows", f"{prefix}combine"): rows,
+        ("bytes", f"{prefix}dispatch"): rows * (width + choices),
+        ("bytes", f"{prefix}combine"): rows * width,
+    }

@@ -40,18 +40,29 @@ def _name(title: str) -> str:
     return title.removeprefix("sglang::scheduler_").replace("_", " ")
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_a_dead_rank_ends_the_server(stand: Stand, busy: bool) -> None:
+# (layout, whether it is at work, which rank is killed)
+DEATHS = (
+    ("ep2 deepep normal", False, -1),
+    ("ep2 deepep normal", True, 0),
+    ("tp2", True, -1),
+    # A replica is a child of the process that hands out requests, and has no peer.
+    ("dp2 replicas", True, 0),
+)
+
+
+@pytest.mark.parametrize(("name", "busy", "which"), DEATHS)
+def test_a_dead_rank_ends_the_server(stand: Stand, name: str, busy: bool, which: int) -> None:
     target = stand.checkpoints.target("qwen3_moe")
     # A spec of its own: nobody else wants a server that is about to die.
     seed = ("--random-seed", 100 + busy)
-    spec = stand.plain_spec(target, *layout("ep2 deepep normal").flags, *seed)
+    spec = stand.plain_spec(target, *layout(name).flags, *seed)
     server = stand.server(spec)
     ranks = _ranks(server)
     assert len(ranks) == 2, sorted(ranks)
-    victim_title = max(ranks)
+    victim_title = sorted(ranks)[which]
     victim = ranks[victim_title]
     if busy:
+        # The first request goes to the first rank.
         stream = server.client.stream(random_prompt(9, 1), greedy(1500, ignore_eos=True))
         next(stream)
     died = time.monotonic()
@@ -60,10 +71,21 @@ def test_a_dead_rank_ends_the_server(stand: Stand, busy: bool) -> None:
     seconds = time.monotonic() - died
     log = server.log()
     assert code not in (0, None), f"after {seconds:.0f} s:\n{log[-3000:]}"
-    # Busy, its peer is the first to notice, in the middle of an exchange; idle, the launcher is.
+    # Busy, a peer is the first to notice, in the middle of an exchange; idle, its parent is.
     assert f"rank {_name(victim_title)} (pid {victim.pid}) has died" in log, log[-3000:]
     assert group_is_gone(server.pid)
     stand.pool.drop(spec)
+
+
+def test_replicas_end_without_a_word(stand: Stand) -> None:
+    """Asked to end, a server whose ranks are watched by their parent reports no death."""
+    target = stand.checkpoints.target("qwen3_moe")
+    spec = stand.plain_spec(target, *layout("dp2 replicas").flags)
+    server = stand.server(spec)
+    stand.pool.drop(spec)
+    assert "has died" not in server.log()
+    assert "SIGQUIT" not in server.log()
+    assert group_is_gone(server.pid)
 
 
 # (layout, algorithm)

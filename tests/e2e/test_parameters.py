@@ -252,7 +252,8 @@ def test_custom_logit_processor_has_the_last_word(stand: Stand, algorithm: str) 
 
     params = greedy(
         8,
-        custom_params={"token": 65},
+        # A name that this package reads elsewhere is the processor's here.
+        custom_params={"token": 65, "gamma": 0.5},
         logit_bias={"65": -3e4},
         frequency_penalty=2.0,
         ignore_eos=True,

@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from typing import Any
 
 from tests.e2e.faults import VARIABLE as FAULT
@@ -37,11 +38,26 @@ def _warm() -> None:
     from sglang.srt.models.registry import ModelRegistry
 
     ModelRegistry.get_supported_archs()
+    _fork_replicas_in_turn()
     # Ranks fork from here as well, so SGLang must not switch back to spawn.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *args, **kwargs: None  # type: ignore[method-assign]
     gc.collect()
     gc.freeze()
+
+
+def _fork_replicas_in_turn() -> None:
+    """SGLang starts replicas from a thread each; a child forked while another thread holds a lock
+    (imports, logs) waits for it for ever. Spawned children, as users have, hold none."""
+    from sglang.srt.managers.data_parallel_controller import DataParallelController as Controller
+
+    launch, turn = Controller.launch_tensor_parallel_group, threading.Lock()
+
+    def in_turn(*args: Any, **options: Any) -> None:
+        with turn:
+            launch(*args, **options)
+
+    Controller.launch_tensor_parallel_group = in_turn
 
 
 def _reread_import_time_flags() -> None:

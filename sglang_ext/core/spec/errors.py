@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class TableReader:
             loaded = json.loads(Path(path).read_text())
         except OSError as error:
             raise self.error("file", f"a readable file {path}", str(error)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.error("file", f"JSON in {path}", str(error)) from error
         if not isinstance(loaded, dict):
             raise self.error("file", "a JSON object", type(loaded).__name__)
@@ -87,6 +88,8 @@ class TableReader:
     def _as_number(self, field: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(field, "numbers", value)
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise self.error(field, "numbers that a float can hold", "a larger one")
         return float(value)
 
     def _as_whole(self, field: str, value: Any) -> int:

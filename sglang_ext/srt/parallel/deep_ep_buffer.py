@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sglang_ext.core.dispatch import DispatchError, ExpertShards, layout
+from sglang_ext.core.dispatch import DispatchError, ExpertShards, Layout, layout
 from sglang_ext.srt.parallel import deep_ep_normal
 from sglang_ext.srt.parallel.deep_ep_low_latency import LowLatencyExchange, buffer_bytes
 from sglang_ext.srt.parallel.deep_ep_normal import Received, Rows
@@ -29,6 +29,7 @@ from sglang_ext.srt.parallel.deep_ep_types import (
     check_sms,
 )
 from sglang_ext.srt.parallel.row_exchange import RowExchange, Traffic
+from sglang_ext.srt.parallel.told_counts import told
 
 _RANKS_PER_NODE = 8
 
@@ -122,9 +123,11 @@ class Buffer:
         Returns:
             num_tokens_per_rank [R] int32, num_tokens_per_rdma_rank [R / 8] int32 or None within
             8 ranks, num_tokens_per_expert [E] int32, is_token_in_rank [T, R] bool, event.
+
+        Raises:
+            DispatchError: ids that are none; the peers raise in the dispatch that follows.
         """
-        _wait(previous_event)
-        plan = layout(topk_idx, ExpertShards(num_experts, self.group_size), _RANKS_PER_NODE)
+        plan = self._layout(self._ready(previous_event), topk_idx, num_experts)
         return (
             plan.tokens_per_rank,
             plan.tokens_per_node,
@@ -185,13 +188,15 @@ class Buffer:
                 found="None",
                 remedy="Call get_dispatch_layout, or pass a handle.",
             )
-        if not torch.equal(is_token_in_rank.sum(dim=0), num_tokens_per_rank.long()):
-            raise DispatchError(
-                "num_tokens_per_rank",
-                expected=f"{is_token_in_rank.sum(dim=0).tolist()} as in is_token_in_rank",
-                found=num_tokens_per_rank.tolist(),
-                remedy="Pass both from one get_dispatch_layout.",
-            )
+        width = 1 + len(num_tokens_per_expert) // self.group_size
+        with told(exchange, width, is_token_in_rank.device):
+            if not torch.equal(is_token_in_rank.sum(dim=0), num_tokens_per_rank.long()):
+                raise DispatchError(
+                    "num_tokens_per_rank",
+                    expected=f"{is_token_in_rank.sum(dim=0).tolist()} as in is_token_in_rank",
+                    found=num_tokens_per_rank.tolist(),
+                    remedy="Pass both from one get_dispatch_layout.",
+                )
         received = deep_ep_normal.dispatch(
             exchange,
             traffic,
@@ -214,7 +219,7 @@ class Buffer:
         """
         exchange = self._ready(None)
         self._clean = False
-        plan = layout(topk_idx, ExpertShards(num_experts, self.group_size), _RANKS_PER_NODE)
+        plan = self._layout(exchange, topk_idx, num_experts)
         return deep_ep_normal.dispatch(
             exchange,
             self.traffic["dispatch"],
@@ -301,7 +306,9 @@ class Buffer:
         """Sends one copy per (token, expert) into slots of the expert's rank.
 
         Args:
-            x: [T, H], T at most M on every rank, or all ranks raise.
+            x: [T, H], T at most M on every rank.
+            topk_idx: [T, K], an expert at most M times on one rank. What one rank may not send
+                raises on all of them.
             num_max_dispatch_tokens_per_rank: M, the same on every rank.
             cumulative_local_expert_recv_stats: [E/R] int32, the counts received are added.
             use_fp8: rows travel and arrive as e4m3 with scales per 128 columns.
@@ -382,6 +389,11 @@ class Buffer:
         if not return_recv_hook:
             finish()
         return total, EventOverlap.now(), finish if return_recv_hook else None
+
+    def _layout(self, exchange: RowExchange, topk_idx: Tensor, num_experts: int) -> Layout:
+        shards = ExpertShards(num_experts, self.group_size)
+        with told(exchange, 1 + shards.per_rank, topk_idx.device):
+            return layout(topk_idx, shards, _RANKS_PER_NODE)
 
     def _ready(self, previous_event: EventOverlap | None) -> RowExchange:
         if self._exchange is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_ext.core.dispatch import (
+    Copies,
     DispatchError,
     ExpertShards,
     low_latency_copies,
@@ -20,11 +21,12 @@ from sglang_ext.core.dispatch import (
 )
 from sglang_ext.core.quant import FP8_BLOCK
 from sglang_ext.core.row_quant import pack_ue8m0, quantise_rows
-from sglang_ext.srt.parallel.deep_ep_types import LowLatencyHandle
+from sglang_ext.srt.parallel import told_counts
+from sglang_ext.srt.parallel.deep_ep_types import LowLatencyHandle, check_rows
 from sglang_ext.srt.parallel.row_exchange import RowExchange, Traffic
+from sglang_ext.srt.parallel.told_counts import LIMIT, told
 
 _LIVE = 2
-_REFUSED = -1
 
 
 def buffer_bytes(max_tokens: int, hidden: int, ranks: int, experts: int) -> int:
@@ -133,30 +135,24 @@ class LowLatencyExchange:
         self._received = [[] for _ in range(_LIVE)]
         self._outputs = None
 
-    def _agree(self, x: Tensor, topk_idx: Tensor, limit: int, shards: ExpertShards) -> tuple:
+    def _agree(
+        self, x: Tensor, topk_idx: Tensor, limit: int, shards: ExpertShards
+    ) -> tuple[Tensor, Copies]:
         """Counts of arriving copies [R, E/R]; all ranks raise together when one cannot send."""
-        tokens = x.shape[0]
-        if tokens > limit:
-            refused = torch.full((shards.ranks, shards.per_rank), _REFUSED, device=x.device)
-            self.exchange.counts(refused)
-            raise DispatchError(
-                "num_max_dispatch_tokens_per_rank",
-                expected=f"at least the {tokens} tokens of this rank",
-                found=limit,
-                remedy="Raise SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK, send fewer tokens "
-                "(running requests times verified rows each) or use normal mode.",
-            )
-        copies = low_latency_copies(topk_idx, shards)
-        arrived = self.exchange.counts(copies.per_expert.view(shards.ranks, -1))
-        over = (arrived < 0).any(dim=1).nonzero().flatten().tolist()
-        if over:
-            raise DispatchError(
-                "num_max_dispatch_tokens_per_rank",
-                expected="enough for every rank",
-                found=f"{limit}, too small on ranks {over}",
-                remedy="Their errors name the number of tokens.",
-            )
-        return arrived, copies
+        with told(self.exchange, shards.per_rank, topk_idx.device):
+            tokens = x.shape[0]
+            if tokens > limit:
+                raise DispatchError(
+                    LIMIT,
+                    expected=f"at least the {tokens} tokens of this rank",
+                    found=limit,
+                    remedy="Raise SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK, send fewer "
+                    "tokens (running requests times verified rows each) or use normal mode.",
+                )
+            check_rows("topk_idx", topk_idx.shape[0], tokens)
+            copies = low_latency_copies(topk_idx, shards, limit)
+        sent = copies.per_expert.view(shards.ranks, -1)
+        return told_counts.counts(self.exchange, sent), copies
 
     @_writable_later
     def _buffers(self, columns: list[Tensor], shape: tuple[int, int, int]) -> list[Tensor]:

@@ -15,8 +15,10 @@ from sglang_ext.core.dispatch import (
     normal_copies,
     sum_copies,
 )
-from sglang_ext.srt.parallel.deep_ep_types import NormalHandle
+from sglang_ext.srt.parallel import told_counts
+from sglang_ext.srt.parallel.deep_ep_types import NormalHandle, check_rows
 from sglang_ext.srt.parallel.row_exchange import RowExchange, Traffic
+from sglang_ext.srt.parallel.told_counts import told
 
 Rows = Tensor | tuple[Tensor, Tensor]
 
@@ -51,26 +53,30 @@ def dispatch(
 ) -> Callable[[], Received]:
     """Starts sending each token once to every rank of `in_rank`; the call returned waits.
 
-    Arguments as `Buffer.dispatch`.
+    Arguments as `Buffer.dispatch`. Wrong on one rank, every rank raises.
     """
     shards = ExpertShards(len(tokens_per_expert), exchange.ranks)
+    with told(exchange, 1 + shards.per_rank, in_rank.device):
+        columns = _columns(x)
+        tokens = columns[0].shape[0]
+        check_rows("is_token_in_rank", in_rank.shape[0], tokens)
+        if topk_idx is not None:
+            shards.check(topk_idx)
+            check_rows("topk_idx", topk_idx.shape[0], tokens)
+        if topk_weights is not None:
+            check_rows("topk_weights", topk_weights.shape[0], tokens)
     copies = normal_copies(in_rank, tokens_per_expert)
-    columns = _columns(x)
-    tokens = columns[0].shape[0]
-    _check_rows("is_token_in_rank", in_rank.shape[0], tokens)
 
     per_rank = torch.tensor(copies.per_rank, device=in_rank.device)[:, None]
     counts = torch.cat([per_rank, copies.per_expert.view(exchange.ranks, -1)], dim=1)
-    arriving = exchange.counts(counts)
+    arriving = told_counts.counts(exchange, counts)
     received = arriving[:, 0].tolist()
     handle = NormalHandle(copies, received, tokens)
 
     sent = [c[copies.rows] for c in columns]
     if topk_idx is not None:
-        _check_rows("topk_idx", topk_idx.shape[0], tokens)
         sent.append(shards.local(topk_idx[copies.rows], copies.destinations()[:, None]))
     if topk_weights is not None:
-        _check_rows("topk_weights", topk_weights.shape[0], tokens)
         sent.append(topk_weights[copies.rows].float())
     finish = exchange.rows(sent, copies.per_rank, received, traffic)
 
@@ -94,7 +100,7 @@ def dispatch_again(
 ) -> Rows:
     """Other rows along the ways of an earlier dispatch; no counts are exchanged."""
     columns = _columns(x)
-    _check_rows("x", columns[0].shape[0], handle.tokens)
+    check_rows("x", columns[0].shape[0], handle.tokens)
     sent = [c[handle.copies.rows] for c in columns]
     rows = exchange.rows(sent, handle.copies.per_rank, handle.received, traffic)()
     return _like(x, _fixed_size(rows, worst))
@@ -114,7 +120,7 @@ def combine(
     """
     count = sum(handle.received)
     if x.shape[0] < count:
-        _check_rows("x", x.shape[0], count)
+        check_rows("x", x.shape[0], count)
     columns = [x[:count]]
     if topk_weights is not None:
         columns.append(topk_weights[:count].float())
@@ -171,13 +177,3 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     )
     padded[: rows.shape[0]] = rows.view(torch.uint8)
     return padded.view(rows.dtype)
-
-
-def _check_rows(field: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise DispatchError(
-            field,
-            expected=f"{expected} rows",
-            found=found,
-            remedy="Arguments of one exchange describe the same tokens.",
-        )

@@ -44,6 +44,16 @@ def check_sms(num_sms: int) -> None:
         )
 
 
+def check_rows(field: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise DispatchError(
+            field,
+            expected=f"{expected} rows",
+            found=found,
+            remedy="Arguments of one exchange describe the same tokens.",
+        )
+
+
 class EventOverlap:
     """A point in the device's work that a stream may wait for; without streams, the past."""
 

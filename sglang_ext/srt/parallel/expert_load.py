@@ -15,12 +15,16 @@ from sglang.srt.runtime_context import get_observability
 from torch import Tensor
 
 from sglang_ext.core.eplb import Placement
+from sglang_ext.core.eplb_transfer import plan_fetches
+from sglang_ext.srt.parallel.seen import note
 
 logger = logging.getLogger(__name__)
 
 
 def report(counts: Tensor, before: Any, after: Any) -> None:
-    """Log and export max / mean load over ranks; the first rank speaks for all.
+    """Log and export max / mean load over ranks, and log once that a rank took another's expert.
+
+    The first rank speaks for all.
 
     Args:
         counts: [..., layer, expert], tokens an expert was chosen for; leading axes are summed.
@@ -29,6 +33,9 @@ def report(counts: Tensor, before: Any, after: Any) -> None:
     """
     if dist.get_rank() != 0:
         return
+    old, new = before.physical_to_logical_map.cpu(), after.physical_to_logical_map.cpu()
+    if any(fetch.source_gpu != fetch.gpu for fetch in plan_fetches(old, new, after.ep_size)):
+        note("experts moved between ranks")
     load = counts.reshape(-1, *counts.shape[-2:]).sum(dim=0).cpu()
     # Dense layers have a row too, without load.
     layers = load.sum(dim=1).nonzero().flatten().tolist()

@@ -95,7 +95,8 @@ def check_exchange_limit(server_args: Any) -> None:
     width = cfg.speculative_num_draft_tokens or 1
     ranks = cfg.attn_dp_size or 1
     most = limit // width * ranks
-    running = cfg.max_running_requests
+    # As the user left it: by now SGLang has put a number of its own beside speculation.
+    running = server_args._raw_input["max_running_requests"]
     if most < 1 or (running is not None and running > most):
         raise LayoutError(
             f"--max-running-requests: expected at most {most} with low-latency exchange "

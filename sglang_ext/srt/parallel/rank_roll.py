@@ -105,15 +105,17 @@ class ChildNames:
     def __init__(self) -> None:
         self._titles: dict[int, str] = {}
 
-    def look(self, processes: list[Any]) -> None:
-        """Learn the titles of the living; log those that ended with an error.
+    def look(self, processes: list[Any]) -> bool:
+        """Learn the titles of the living; log those that ended with an error: were there any?
 
         processes: multiprocessing.Process
         """
+        died = False
         for process in processes:
             if process.is_alive():
                 self._learn(process.pid)
             elif process.exitcode:
+                died = True
                 title = self._titles.get(process.pid, "a process")
                 name = rank_name(title)
                 logger.error(
@@ -122,6 +124,7 @@ class ChildNames:
                     process.pid,
                     _ending(process.exitcode),
                 )
+        return died
 
     def _learn(self, pid: int) -> None:
         if self._titles.get(pid, "").startswith("sglang::"):

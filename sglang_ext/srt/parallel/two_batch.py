@@ -18,6 +18,7 @@ from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from torch import Tensor
 
 from sglang_ext.srt.parallel.layer_order import prefill_order
+from sglang_ext.srt.parallel.seen import note
 
 
 def prefill_strategy(layer: Any) -> OperationsStrategy:
@@ -66,6 +67,17 @@ def _prepare_and_keep(layer: Any) -> Callable[..., None]:
         state.tbo_subbatch_index = tbo_subbatch_index
 
     return op_prepare_and_keep
+
+
+def note_prefill(batch: Any) -> None:
+    """How a prefill was cut, in the log: inside a prompt, or with nothing in one half."""
+    halves = batch.tbo_children
+    if not halves or not batch.forward_mode.is_extend_without_speculative():
+        return
+    if sum(half.batch_size for half in halves) > batch.batch_size:
+        note("two-batch split inside a prompt")
+    if not all(sum(half.extend_seq_lens_cpu) for half in halves):
+        note("two-batch prefill with an empty half")
 
 
 def kept(half: Any) -> AuxHiddenStateList:

@@ -48,6 +48,9 @@ def request_error(req: Any) -> str | None:
             "return_sampling_mask: expected false with DSPARK or DFLASH, found true. Ask a server "
             "without speculation."
         )
+    if req.custom_logit_processor is not None:
+        # Such a request drafts nothing (`draft_cap`), and the parameters are its processor's.
+        return None
     return option_error(req.sampling_params.custom_params)
 
 
