@@ -29,8 +29,8 @@ RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
 ALGORITHMS = ("DSPARK", "DFLASH")
 # Pages, and chunks that cut blocks of 4 and of 128 where a page lets them.
 PAGED = (
-    ("--page-size", 1, "--chunked-prefill-size", 7),
-    ("--page-size", 4, "--chunked-prefill-size", 12),
+    ("--page-size", 1, "--chunked-prefill-size", 31),
+    ("--page-size", 4, "--chunked-prefill-size", 36),
     ("--page-size", 128, "--chunked-prefill-size", 256),
 )
 
