@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +23,29 @@ class InputError(ValueError):
 
 
 class Commands(TyperGroup):
-    """Commands that say what was wrong with their input in one line, and end with 2."""
+    """Commands that say what was wrong with their input in one line, and end with 2.
+
+    So do exceptions that nobody foresaw: 1 is kept for what a command found out.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except InputError as error:
             typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+        except (typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # click's own
+                raise
+            if sys.flags.dev_mode:
+                traceback.print_exc()
+            what = " ".join(str(error).split())[:400]
+            typer.echo(
+                f"error: {type(error).__name__}: {what}. Unforeseen: PYTHONDEVMODE=1 shows where.",
+                err=True,
+            )
             raise typer.Exit(2) from error
 
 

@@ -185,8 +185,8 @@ def flag_names() -> FlagNames:
     raw = load_mapping(catalog.ROOT / "flags.yaml")
     kinds = ("switches", "values", "lists", "whole", "decimal", "counts")
     sets = {kind: frozenset(raw[kind]) for kind in kinds}
-    maps = {kind: raw[kind] for kind in ("choices", "aliases", "renamed")}
-    return FlagNames(**sets, **maps)
+    choices, aliases, renamed = (raw[kind] for kind in ("choices", "aliases", "renamed"))
+    return FlagNames(**sets, choices=choices, aliases=aliases, renamed=renamed)
 
 
 def read_words(words: Iterable[str]) -> dict[str, FlagValue]:

@@ -32,6 +32,8 @@ from sglang_ext.planner.shape import read_shape
 from sglang_ext.planner.tables import TABLES, plot
 from sglang_ext.planner.validate import validate
 
+# Beyond it a number is a slip of the keyboard.
+
 
 def plan(
     ctx: typer.Context,
@@ -41,7 +43,9 @@ def plan(
     hardware: Annotated[
         str | None, typer.Option(help="8xh200, 2x8xh100, cpu; or a GPU (h200) with --gpus.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs, eight to a node.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(max=catalog.MOST_GPUS, help="Number of GPUs, eight to a node.")
+    ] = None,
     input_tokens: Annotated[
         int, typer.Option(min=1, max=LARGEST, help="Prompt of a request.")
     ] = 4096,

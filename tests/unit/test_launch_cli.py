@@ -533,3 +533,40 @@ def test_kubernetes_expands_nothing_of_the_users() -> None:
     assert {"name": "FOO", "value": "$$(BAR)"} in container["env"]
     assert {"name": "HF_HOME", "value": "/$$a"} in container["env"]
     assert {"name": "models", "mountPath": "/$a"} in container["volumeMounts"]
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", LONG),
+        ("launch", f"{LONG}.yaml"),
+        ("plan", "--model", LONG, "--hardware", "8xh100"),
+        ("plan", "--model", "qwen3-8b", "--hardware", f"{'9' * 5000}xh100"),
+        ("plan", "--model", "qwen3-8b", "--hardware", "00xh100"),
+        ("plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--preset", f"{LONG}.yaml"),
+        ("plan", "--model", "qwen3-8b", "--hardware", "8xh100", "--concurrency", f"1{'0' * 400}"),
+        ("plan", "--model", "qwen3-30b-a3b", "--hardware", "8xh100", "--imbalance", "1e308"),
+    ],
+)
+def test_what_no_machine_holds_is_a_mistake_too(words: tuple[str, ...]) -> None:
+    assert "Unforeseen" not in run(*words, code=2)
+
+
+def test_a_deeply_nested_file_is_a_mistake(tmp_path: Path) -> None:
+    for suffix in ("json", "yaml"):
+        path = tmp_path / f"deep.{suffix}"
+        path.write_text("[" * 5000)
+        assert "a readable YAML or JSON file" in run("launch", str(path), code=2)
+
+
+def test_what_nobody_foresaw_ends_with_2_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr(catalog, "preset", broken)
+    assert run("launch", "x", code=2) == (
+        "error: ZeroDivisionError: division by zero. Unforeseen: PYTHONDEVMODE=1 shows where.\n"
+    )

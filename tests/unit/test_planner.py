@@ -350,14 +350,15 @@ def test_limits_that_nothing_meets_are_refused_with_what_does(tmp_path: Path) ->
     assert not preset.exists()
     said = re.search(
         r"--tpot: .* 32 at a time, found 'TPOT 1.2 ms'. Nearest: `(.+)` with TPOT ([\d.]+) ms "
-        r"\(assumed\). At 8 requests at a time `.+` with TPOT ([\d.]+) ms \(assumed\) meets "
+        r"\(assumed\). At 14 requests at a time `.+` with TPOT ([\d.]+) ms \(assumed\) meets "
         r"them.",
         result.output,
     )
     assert said, result.output
     assert float(said[3]) <= 1.2 < float(said[2])
-    met = runner.invoke(app, [*words, "--concurrency", "8", "--preset", str(preset)])
+    met = runner.invoke(app, [*words, "--concurrency", "14", "--preset", str(preset)])
     assert met.exit_code == 0, met.output
+    assert runner.invoke(app, [*words, "--concurrency", "15"]).exit_code == 2
     assert "TPOT up to 1.2 ms" in yaml.safe_load(preset.read_text())["source"]
     none = runner.invoke(app, [*words[:-1], "0.01", "--ttft", "1"])
     assert none.exit_code == 2
