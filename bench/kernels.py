@@ -63,6 +63,14 @@ def router() -> None:
     op.route_hash_triton(_wide(TOKENS, 256), _long(TOKENS), _long(129280, 6), scaling=1.5)
 
 
+def swiglu() -> None:
+    """The shared expert of Flash, gate and up as halves of one tensor."""
+    from sglang_ext.kernels.swiglu import triton as op
+
+    for dtype in (torch.bfloat16, torch.float32):
+        op.clamped_swiglu_triton(*_meta(TOKENS, 4096, dtype=dtype).chunk(2, dim=-1), 10.0)
+
+
 def quant() -> None:
     """Activations and weights of 4096 columns, with ue8m0 (V4) and float (V3.2) scales."""
     from sglang_ext.kernels.quant import triton as op
@@ -158,6 +166,7 @@ def indexer_v32() -> None:
 OPS: dict[str, Callable[[], None]] = {
     "hyper_connection": hyper_connection,
     "router": router,
+    "swiglu": swiglu,
     "quant": quant,
     "grouped_output": grouped_output,
     "compress": compress,
@@ -190,13 +199,14 @@ def variant(launch: Launch) -> str:
 
 
 def markdown(rows: list[dict[str, object]]) -> str:
-    """One line per launch, registers / spilled bytes / shared bytes of every target."""
+    """One line per launch, registers / spilled bytes / shared KiB of every target."""
     head = [f"sm_{target}" for target in TARGETS]
     lines = [f"| op | kernel | variant | {' | '.join(head)} |", "|" + "---|" * (3 + len(head))]
     table: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        key = (str(row["op"]), str(row["kernel"]), str(row["variant"]))
-        cell = f"{row['registers']} / {row['spilled']} / {row['shared']}"
+        key = (str(row["op"]), f"`{row['kernel']}`", str(row["variant"]))
+        kibibytes = int(str(row["shared"])) / 1024
+        cell = f"{row['registers']} / {row['spilled']} / {kibibytes:.1f}"
         table.setdefault(key, []).append(cell)
     lines += [f"| {' | '.join([*key, *cells])} |" for key, cells in table.items()]
     return "\n".join(lines)

@@ -58,6 +58,7 @@ COMPOSED: dict[str, tuple[str, str, str, dict[str, FlagValue]]] = {
     "a block of sixteen": (
         "qwen3-8b", "8xh200", "tp1 replicas8 dflash", {"max-running-requests": 8},
     ),
+    "four stages": ("qwen3-8b", "8xh200", "tp2 pp4", {}),
     "eight stages": ("qwen3-8b", "8xh200", "tp1 pp8 trust-remote-code", {}),
     "experts over four": ("qwen3-30b-a3b", "8xh200", "tp4 ep4 replicas2 fp8-kv", {}),
     "experts over two": ("qwen3-30b-a3b", "8xh200", "tp2 ep2 replicas4", {}),

@@ -126,9 +126,11 @@ def test_same_tokens_as_one_rank(
     server.assert_healthy()
     if workload == list(WORKLOADS)[-1]:
         _assert_in_use(server, where, algorithm)
-        if algorithm != NONE:
-            assert _accepted(server) == _accepted_alone(stand, model, algorithm)
+        counts = None if algorithm == NONE else _accepted(server)
         assert server.client.settle() == 0
+        if counts is not None:
+            # Its own server may take this one's place.
+            assert counts == _accepted_alone(stand, model, algorithm)
 
 
 def _accepted(server: Server) -> list[list[int]]:

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 FILES = (
     "test_hyper_connection.py",
     "test_router.py",
+    "test_swiglu.py",
     "test_quant.py",
     "test_grouped_output.py",
     "test_nsa.py",

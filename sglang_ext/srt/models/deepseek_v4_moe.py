@@ -21,8 +21,8 @@ from sglang.srt.layers.moe.utils import filter_moe_weight_param_global_expert
 from sglang.srt.runtime_context import get_exec, get_flags
 from torch import Tensor, nn
 
-from sglang_ext.core.router import clamped_swiglu
 from sglang_ext.kernels.router import route_hash, route_sqrtsoftplus
+from sglang_ext.kernels.swiglu import clamped_swiglu
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.parallel.context import real_rows
 from sglang_ext.srt.parallel.expert_rows import ExpertRows
