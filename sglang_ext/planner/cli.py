@@ -32,8 +32,6 @@ from sglang_ext.planner.shape import read_shape
 from sglang_ext.planner.tables import TABLES, plot
 from sglang_ext.planner.validate import validate
 
-# Beyond it a number is a slip of the keyboard.
-
 
 def plan(
     ctx: typer.Context,

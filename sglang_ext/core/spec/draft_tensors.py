@@ -93,8 +93,8 @@ def padded_tensors(config: DraftConfig) -> set[str]:
     """Names of required tensors that have a row for every token the checkpoint stores."""
     if config.stored_vocab_size == config.vocab_size:
         return set()
-    rows = {config.stored_vocab_size}
-    return {name for name, shape in required_tensors(config).items() if shape[0] in rows}
+    stored = config.stored_vocab_size
+    return {name for name, shape in required_tensors(config).items() if shape[0] == stored}
 
 
 def canonical(name: str) -> str:

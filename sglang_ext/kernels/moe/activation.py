@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from sglang_ext.core.router import clamped_swiglu
+
 GATED_KINDS = ("silu", "gelu", "gelu_tanh", "situ")
 UNGATED_KINDS = ("silu", "gelu", "relu2")
 DEFAULT_SITU_BETA = 4.0
@@ -73,7 +75,7 @@ class Activation:
         if self.limit is not None:
             return F.silu(gate).clamp(max=self.limit) * self._clipped(up, self.limit)
         if self.clamp is not None:
-            return F.silu(gate.clamp(max=self.clamp)) * self._clipped(up, self.clamp)
+            return clamped_swiglu(gate, up, self.clamp)
         return F.silu(gate) * up
 
     @staticmethod
