@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.servers import BASE_ENV, FIRST_PORT
+from tests.e2e.servers import BASE_ENV
+from tests.e2e.stand import Stand
 from tests.tiny import make_draft, make_target
 
 pytestmark = pytest.mark.e2e
-PORT = FIRST_PORT + 40
 READY = 240
 PRESETS = {
     "demo-cpu-low-latency": "DSPARK",
@@ -38,8 +38,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"target": target, **drafts}
 
 
-def _command(preset: str, *words: str) -> list[str]:
-    head = [sys.executable, "-m", "sglang_ext.cli", "launch", preset, "--set", f"port={PORT}"]
+def _command(preset: str, port: int, *words: str) -> list[str]:
+    head = [sys.executable, "-m", "sglang_ext.cli", "launch", preset, "--set", f"port={port}"]
     return [*head, *words]
 
 
@@ -87,27 +87,28 @@ def _answers(port: int) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_serves_and_ctrl_c_leaves_no_process(
-    preset: str, tiny: dict[str, Path], tmp_path: Path
+    preset: str, tiny: dict[str, Path], stand: Stand, tmp_path: Path
 ) -> None:
     """The CPU presets over a tiny target: same parts and flags as with the built-in model."""
     mark = f"SGLANG_EXT_TEST_MARK={tmp_path}"
     words = ["--set", f"model-path={tiny['target']}", "--set", mark, "--set", "dtype=float32"]
     if PRESETS[preset]:
         words += ["--set", f"speculative-draft-model-path={tiny[PRESETS[preset]]}"]
-    log = tmp_path / "launch.log"
-    with running(_command(preset, *words, "--set", "max-total-tokens=4096"), log) as process:
+    log, port = tmp_path / "launch.log", stand.pool.next_port()
+    with running(_command(preset, port, *words, "--set", "max-total-tokens=4096"), log) as process:
         wait_until_up(process, log)
-        assert _answers(PORT)
+        assert _answers(port)
         assert processes_with(mark)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0, log.read_text()
     assert processes_with(mark) == []
 
 
-def test_a_failed_start_is_explained(tmp_path: Path) -> None:
+def test_a_failed_start_is_explained(stand: Stand, tmp_path: Path) -> None:
     words = ["--set", f"model-path={tmp_path / 'nothing'}"]
     done = subprocess.run(
-        _command("demo-cpu-max-throughput", *words), capture_output=True, text=True, timeout=READY,
+        _command("demo-cpu-max-throughput", stand.pool.next_port(), *words),
+        capture_output=True, text=True, timeout=READY,
         env={**os.environ, **BASE_ENV, "TMPDIR": tempfile.mkdtemp(dir=tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1

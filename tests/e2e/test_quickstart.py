@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from sglang_ext.cli import app
 from sglang_ext.launcher.paths import demo_folder_names
-from tests.e2e.test_launch import PORT, processes_with, running, wait_until_up
+from tests.e2e.stand import Stand
+from tests.e2e.test_launch import processes_with, running, wait_until_up
 
 pytestmark = pytest.mark.e2e
 
@@ -53,7 +54,7 @@ def built_in() -> None:
 
 
 def test_what_takes_seconds_works_as_printed(
-    built_in: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_in: None, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     chosen = [w for w in _ours() if any(shlex.join(w).startswith(start) for start in QUICK)]
@@ -74,24 +75,25 @@ def test_doctor_works_as_printed() -> None:
 
 
 def test_the_server_of_the_page_answers_and_leaves_nothing(
-    built_in: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_in: None, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As printed but for the port and less memory for the cache."""
     mark, log = f"SGLANG_EXT_TEST_MARK={tmp_path}", tmp_path / "launch.log"
+    port = str(stand.pool.next_port())
     (words,) = (w for w in _ours() if w[:2] == ["launch", "demo-cpu-low-latency"])
-    words = [word.replace(PRINTED_PORT, str(PORT)) for word in words]
+    words = [word.replace(PRINTED_PORT, port) for word in words]
     more = ["--set", mark, "--set", "max-total-tokens=4096"]
     (curl,) = (c for c in _commands() if c.startswith("curl "))
     with running([sys.executable, "-m", "sglang_ext.cli", *words, *more], log) as process:
         wait_until_up(process, log)
         if shutil.which("curl"):
-            asked = shlex.split(curl.replace(PRINTED_PORT, str(PORT)))
+            asked = shlex.split(curl.replace(PRINTED_PORT, port))
             answer = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
             assert answer["text"].strip()
             assert answer["meta_info"]["spec_accept_length"] >= 1
         (check,) = (w for w in _ours() if w[:2] == ["lossless", "--self"])
         # As printed, but for the port and a quarter of the prompts.
-        asked = [word.replace(PRINTED_PORT, str(PORT)) for word in check]
+        asked = [word.replace(PRINTED_PORT, port) for word in check]
         asked[asked.index("--limit") + 1] = "2"
         monkeypatch.chdir(tmp_path)
         done = CliRunner().invoke(app, asked)

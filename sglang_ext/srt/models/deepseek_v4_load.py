@@ -18,8 +18,10 @@ from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.models.deepseek_v4_names import (
     DRAFT_NAMES,
     SCALE,
+    TARGET_NAMES,
     Shape,
     canonical,
+    mtp_tensors,
     placement,
     required_tensors,
     split_experts,
@@ -155,6 +157,15 @@ def check(config: DeepseekV4Config, tensors: Iterable[tuple[str, Tensor]]) -> No
         DeepseekV4TensorError: anything missing, surplus or misshaped.
     """
     check_part(config, tensors, required_tensors(config), passed=DRAFT_NAMES)
+
+
+def check_module(config: DeepseekV4Config, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """`check` for the MTP module. config: the module's, a model of one window layer.
+
+    Raises:
+        DeepseekV4TensorError: anything missing, surplus or misshaped.
+    """
+    check_part(config, tensors, mtp_tensors(config), passed=TARGET_NAMES)
 
 
 def check_part(

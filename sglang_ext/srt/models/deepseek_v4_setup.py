@@ -71,6 +71,7 @@ MODULE = replace(
     title="DeepSeek-V4's MTP module",
     official=OFFICIAL_MODULE,
     parse=nextn.parse_module,
+    check="sglang_ext.srt.models.deepseek_v4_load:check_module",
     model="sglang_ext.srt.models.deepseek_v4_nextn:DeepseekV4ForCausalLMNextN",
 )
 
