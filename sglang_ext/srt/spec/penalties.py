@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_ext.core.spec.types import VerifyPlan
 
-# States kept before those of requests that are gone are looked for.
+# States kept, at least, before those of requests that are gone are looked for.
 _PRUNE_AT = 1024
 
 
@@ -132,6 +132,7 @@ class PenaltyBook:
 
     def __init__(self) -> None:
         self._states: dict[str, PenaltyState] = {}
+        self._prune_at = _PRUNE_AT
 
     def begin(self, req: Any, first: int) -> None:
         """(Re)start a request after a prefill that sampled `first`."""
@@ -139,7 +140,7 @@ class PenaltyBook:
         state = PenaltyState.of(req)
         if state is None:
             return
-        if len(self._states) >= _PRUNE_AT:
+        if len(self._states) >= self._prune_at:
             self._prune()
         state.extend([first])
         self._states[req.rid] = state
@@ -147,6 +148,7 @@ class PenaltyBook:
     def _prune(self) -> None:
         """Drop requests that ended without a decode step, which nobody reports."""
         self._states = {rid: s for rid, s in self._states.items() if not s.req.finished()}
+        self._prune_at = max(_PRUNE_AT, 2 * len(self._states))
 
     def commit(self, reqs: list[Any], tokens: list[list[int]]) -> None:
         for req, new in zip(reqs, tokens, strict=True):
