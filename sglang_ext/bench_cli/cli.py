@@ -56,7 +56,10 @@ def bench(
         "bench.json"
     ),
     plot: Annotated[Path | None, typer.Option(help="Curves of the results, a .png.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="The table as Markdown, a .md.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(help="The table as a .md, or in a page between its two marker comments."),
+    ] = None,
     first_port: Annotated[int, typer.Option(min=1024, max=65000)] = 31900,
 ) -> None:
     """Time SGLang's own benchmark tools over algorithms, gammas, data sets and concurrencies.
@@ -70,6 +73,7 @@ def bench(
     Exit code: 0 all measured, 1 a setting failed that run, 2 could not measure.
     """
     from sglang_ext.bench_cli import grid
+    from sglang_ext.bench_cli.markdown import placed, table
     from sglang_ext.bench_cli.plots import plot as draw
     from sglang_ext.bench_cli.results import Results
     from sglang_ext.bench_cli.tools import TOOLS, Load
@@ -85,6 +89,8 @@ def bench(
         plot_file("--plot", plot)
         output_file("--markdown", markdown, (".md",))
         keep_apart({"--out": out, "--plot": plot, "--markdown": markdown})
+        if markdown is not None:
+            placed("", markdown)
         gammas = list(numbers("--gamma", gamma)) if gamma else [None]
         load = Load(
             tool=one_name("--tool", tool, TOOLS),
@@ -117,7 +123,7 @@ def bench(
         if plot is not None:
             draw(results.ratios(), plot)
         if markdown is not None:
-            markdown.write_text(results.markdown(), encoding="utf-8")
+            markdown.write_text(placed(table(results), markdown), encoding="utf-8")
         _show(results)
     except (CannotTest, RefusedRequest, InputError) as error:
         say(f"could not measure: {error}")
@@ -197,6 +203,7 @@ def _one_setting(
     todo = results.missing([p for p in points if p.setting == setting])
     if not todo:
         return True
+    results.require_this_machine()
     argv = [*launch, *setting.flags]
     if not any(part.startswith("--decode-log-interval") for part in argv):
         # SGLang adds to its acceptance average whenever it logs, by default every 40 rounds.

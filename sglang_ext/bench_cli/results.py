@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,12 @@ class Results:
         """Raises InputError for a field without which the tables cannot be written."""
         where = f"--out {self.path}"
         machine = Fields(found.get("machine"), f"{where}, machine", None)
-        for name in ("device", "sglang", "torch"):
+        for name in ("device", "processor", "sglang", "torch"):
             machine.text(name)
+        for name in ("cpu", "sglang_ext"):
+            machine.text(name, "")
         machine.whole("cpus", at_least=1)
+        machine.whole("threads", 1, at_least=1)
         for key, point in found["points"].items():
             f = _server_fields(point, f"{where}, {key}")
             f.text("dataset")
@@ -78,12 +82,27 @@ class Results:
             for name in ("acceptance_length", "median_tpot_ms", "median_ttft_ms"):
                 if f.has(name):
                     f.number(name)
+            for name in ("completed", "input_tokens"):
+                if f.has(name):
+                    f.whole(name)
             if f.has("file"):
                 f.text("file")
         for key, gate in found["gates"].items():
             f = _server_fields(gate, f"{where}, gate of {key}")
             f.whole("exit_code")
             f.text("statement")
+
+    def require_this_machine(self) -> None:
+        """Raises CannotTest where the file's points were measured on another, or with others."""
+        now = _machine()
+        for name, value in self.data["machine"].items():
+            if now.get(name, value) != value:
+                raise CannotTest(
+                    f"--out {self.path}, machine, {name}",
+                    expected=value,
+                    found=now[name],
+                    remedy=_REMEDY,
+                )
 
     def missing(self, points: Sequence[Point]) -> list[Point]:
         return [point for point in points if point.key not in self.data["points"]]
@@ -139,32 +158,9 @@ class Results:
             without = base.get((point["dataset"], point["file"], point["concurrency"]))
             speed = point["output_tokens_per_second"]
             ratio = speed / without if without and speed else None
-            names = {"server": _server(point, points), "data": _data(point, points)}
+            names = {"server": server_name(point, points), "data": _data(point, points)}
             rows.append({**point, **names, "ratio": ratio})
         return rows
-
-    def markdown(self) -> str:
-        """One row per load, the servers side by side; then what was measured with what."""
-        rows = self.ratios()
-        names = list(dict.fromkeys(r["server"] for r in rows if r["algorithm"] != "none"))
-        loads = list(dict.fromkeys((r["data"], r["concurrency"]) for r in rows))
-        found = {(r["data"], r["concurrency"], r["server"]): r for r in rows}
-        heads = [f"{n}, tok/s (ratio, acceptance length)" for n in names]
-        lines = [_row(["data", "at a time", "no speculation, tok/s", *heads])]
-        lines.append("|---" * (3 + len(names)) + "|")
-        for data, many in loads:
-            base = found.get((data, many, "none"))
-            cells = [data, str(many), f"{base['output_tokens_per_second']:.1f}" if base else "-"]
-            lines.append(_row([*cells, *(_cell(found.get((data, many, n))) for n in names)]))
-        machine, load = self.data["machine"], self.data["load"]
-        busy = [p["load_average"] for p in self.data["points"].values()]
-        said = f"{machine['device']}, {machine['cpus']} CPUs, SGLang {machine['sglang']}"
-        said += f", torch {machine['torch']}; {load['tool']}, {load['output_tokens']} tokens out"
-        said += f"; load average {min(busy):.1f} to {max(busy):.1f}" if busy else ""
-        gates = list(self.data["gates"].values())
-        passed = [_server(gate, gates) for gate in gates if gate["exit_code"] == 0]
-        said += f". Lossless gate passed: {', '.join(passed) or 'none'}."
-        return "\n".join([*lines, "", f"{said} {self.unsteady()}".rstrip(), ""])
 
     def unsteady(self) -> str:
         """What speaks against the ratios: other work on the machine, more of it at some points."""
@@ -188,7 +184,7 @@ def _server_fields(raw: Any, where: str) -> Fields:
     return f
 
 
-def _server(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+def server_name(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """The setting; its draft only where the algorithm has been run with several."""
     name = str(row["algorithm"]) + ("" if row["gamma"] is None else f", {row['gamma']} drafts")
     drafts = {other["draft"] for other in rows if other["algorithm"] == row["algorithm"]}
@@ -201,19 +197,6 @@ def _data(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return str(row["dataset"]) if len(files) == 1 else f"{row['dataset']}={row['file']}"
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    length = row.get("acceptance_length")
-    more = [f"{row['ratio']:.2f}x"] if row["ratio"] else []
-    more += [f"{length:.2f}"] if length else []
-    return f"{row['output_tokens_per_second']:.1f} ({', '.join(more)})"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def _machine() -> dict[str, Any]:
     from importlib.metadata import version
 
@@ -223,7 +206,18 @@ def _machine() -> dict[str, Any]:
     return {
         "device": device,
         "processor": platform.processor() or platform.machine(),
+        "cpu": _cpu_name(),
         "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "sglang": version("sglang"),
+        "sglang_ext": version("sglang-ext"),
         "torch": torch.__version__,
     }
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()

@@ -42,6 +42,17 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """What others found by running a model.
+
+    shares: GPU -> the largest `--mem-fraction-static` that left its kernels room to work
+    """
+
+    shares: dict[str, float] = field(default_factory=dict)
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Model:
     """A model of `launch/base/`.
 
@@ -53,6 +64,7 @@ class Model:
     config: dict[str, Any]
     drafts: dict[str, Draft]
     source: str
+    reported: Reported = Reported()
 
 
 @dataclass(frozen=True)
@@ -139,11 +151,11 @@ def _file(folder: str, name: str, what: str) -> Path:
     path = ROOT / folder / f"{name}.yaml"
     if re.fullmatch(r"[\w.-]+", name) is None or not _is_file(path):
         known = names(folder)
-        hint = nearest(name, known) or (
-            "`sglang-ext launch --list` shows them."
-            if folder == "presets"
-            else f"Known: {', '.join(known)}."
-        )
+        hint = nearest(name, known) or f"Known: {', '.join(known)}."
+        if folder == "presets":
+            hint = (
+                why_absent(name) or nearest(name, known) or "`sglang-ext launch --list` shows them."
+            )
         raise ConfigError(what, "name", expected=f"a known {what}", found=name, remedy=hint)
     return path
 
@@ -151,6 +163,23 @@ def _file(folder: str, name: str, what: str) -> Path:
 def names(folder: str) -> list[str]:
     """The names of all files in one folder of `launch/`."""
     return sorted(path.stem for path in (ROOT / folder).glob("*.yaml"))
+
+
+def why_absent(name: str) -> str:
+    """Why there is no preset MODEL-MACHINE-POINT and what to use; nothing for another name."""
+    point = next((point for point in POINTS if name.endswith(f"-{point}")), "")
+    rest = name.removesuffix(f"-{point}")
+    model_name, _, machine = rest.rpartition("-")
+    if not point or model_name not in names("base"):
+        return ""
+    with suppress(ConfigError):
+        hardware(machine)
+        reasons = load_mapping(ROOT / "absent.yaml")
+        if reason := reasons.get(name, reasons.get(rest)):
+            return str(reason).replace("POINT", point)
+        plan = f"plan --model {model_name} --hardware {machine} --objective {point}"
+        return f"Plan one: `sglang-ext {plan} --preset it.yaml`, then `sglang-ext launch it.yaml`."
+    return ""
 
 
 @cache
@@ -164,9 +193,17 @@ def model(name: str) -> Model:
     if _is_file(directory / "config.json"):
         return _local_model(directory)
     path = _file("base", name, "model")
-    f = Fields(load_mapping(path), str(path), ("about", "path", "config", "drafts", "source"))
+    known = ("about", "path", "config", "drafts", "reported", "source")
+    f = Fields(load_mapping(path), str(path), known)
     drafts = {key: _draft(key, value, path) for key, value in f.mapping("drafts", {}).items()}
-    return Model(name, f.text("path"), f.mapping("config"), drafts, f.text("source"))
+    reported = _reported(f.mapping("reported"), path) if f.has("reported") else Reported()
+    return Model(name, f.text("path"), f.mapping("config"), drafts, f.text("source"), reported)
+
+
+def _reported(raw: dict[str, Any], path: Path) -> Reported:
+    f = Fields(raw, f"{path}, reported", ("mem-fraction-static", "source"))
+    shares = Fields(f.mapping("mem-fraction-static"), f"{f.where}, mem-fraction-static", None)
+    return Reported({gpu: shares.number(gpu) for gpu in shares.raw}, f.text("source"))
 
 
 def _local_model(directory: Path) -> Model:

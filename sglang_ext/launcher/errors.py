@@ -11,14 +11,14 @@ from sglang_ext.inputs import InputError
 class ConfigError(InputError):
     """A name, file or field of a launch or a plan cannot be used.
 
-    field: what is wrong; where: the file or command it was read from
+    field: what is wrong; where: the file or command it was read from; remedy: what to do
     """
 
     def __init__(
         self, where: str, field: str, *, expected: str, found: object, remedy: str
     ) -> None:
         super().__init__(f"{where}, {field}", expected=expected, found=repr(found), remedy=remedy)
-        self.where, self.field = where, field
+        self.where, self.field, self.remedy = where, field, remedy
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

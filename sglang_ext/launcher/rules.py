@@ -279,11 +279,23 @@ def overlap_wants_a_batch(v: View) -> Complaints:
         )
 
 
+def memory_share_was_seen_to_work(v: View) -> Complaints:
+    reported, gpu = v.launch.model.reported, v.launch.hardware.gpu.name
+    most, share = reported.shares.get(gpu), v.flags.get("mem-fraction-static")
+    if most is not None and isinstance(share, int | float) and share > most:
+        yield (
+            f"--mem-fraction-static {share} is above {most}, the largest reported to work on "
+            f"{gpu} ({reported.source}).",
+            "Lower it if requests end in out-of-memory errors.",
+        )
+
+
 NOTES: tuple[Callable[[View], Complaints], ...] = (
     graphs_cover_the_batch,
     chunk_is_divided,
     context_parallel_changes_sizes,
     overlap_wants_a_batch,
+    memory_share_was_seen_to_work,
 )
 
 

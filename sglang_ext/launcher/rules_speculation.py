@@ -86,6 +86,26 @@ def steps_are_not_mixed(v: View) -> Iterator[tuple[str, str]]:
         )
 
 
+# Of SGLang 0.5.23's --linear-replayssm-cache-len.
+DEFAULT_RING = 16
+
+
+def replay_ring_holds_two_rounds(v: View) -> Iterator[tuple[str, str]]:
+    """SGLang allocates the ring of Kimi's delta attention so, after the weights are loaded."""
+    layers = v.config.get("linear_attn_config")
+    is_kda = isinstance(layers, dict) and layers.get("kda_layers")
+    if not (v.algorithm and is_kda and v.has("enable-linear-replayssm-spec")):
+        return
+    ring, rows = v.whole("linear-replayssm-cache-len", DEFAULT_RING), v.draft_tokens + 1
+    if ring < 2 * rows or ring & (ring - 1):
+        yield (
+            f"recurrent layers replay from a ring of {ring} rows; it has to be a power of two that "
+            f"holds two verifications of {rows}.",
+            f"Use --linear-replayssm-cache-len {1 << (2 * rows - 1).bit_length()}, or drop "
+            "--enable-linear-replayssm-spec.",
+        )
+
+
 SPECULATION_RULES = (
     algorithm_is_known,
     running_requests_are_set,
@@ -93,4 +113,5 @@ SPECULATION_RULES = (
     model_can_be_drafted_for,
     block_is_as_trained,
     steps_are_not_mixed,
+    replay_ring_holds_two_rounds,
 )

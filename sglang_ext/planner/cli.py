@@ -125,6 +125,9 @@ def plan(
         return
     asked = catalog.model(_given(model, "--model", catalog.names("base")))
     _has_effect(ctx, asked)
+    curve = None
+    if acceptance_file is not None:
+        curve = acceptance.from_file(acceptance_file, task if is_given(ctx, "--task") else None)
     question = Question(
         model=asked,
         hardware=_machine(hardware, gpus),
@@ -134,12 +137,12 @@ def plan(
         tpot=None if tpot is None else tpot / 1e3,
         task=task,
         assumptions=replace(DEFAULT, imbalance=imbalance),
-        curve=_own_curve(acceptance_file, task if is_given(ctx, "--task") else None),
+        curve=curve,
     )
     if rate is not None:
         wanted = concurrency_of_rate(question, rate)
         question = replace(question, load=replace(question.load, concurrency=wanted))
-    _print_answer(search(question), top, explain, as_json, preset, picture)
+    _print_answer(search(question), rate, top, explain, as_json, preset, picture)
 
 
 def _need(option: str, value: object, needed: str, there: object) -> None:
@@ -160,10 +163,6 @@ def _has_effect(ctx: typer.Context, model: catalog.Model) -> None:
         )
     if not read_shape(model.config, model.name).experts:
         refuse_without_effect(ctx, f"for {model.name}, which has no experts", "--imbalance")
-
-
-def _own_curve(path: Path | None, task: str | None) -> acceptance.Curve | None:
-    return None if path is None else acceptance.from_file(path, task)
 
 
 def _given(value: str | None, option: str, known: list[str]) -> str:
@@ -224,6 +223,7 @@ def _objective(name: str) -> Objective:
 
 def _print_answer(
     answer: Answer,
+    rate: float | None,
     top: int,
     explain: bool,
     as_json: bool,
@@ -236,10 +236,16 @@ def _print_answer(
     if picture is not None:
         picture.write_text(draw(answer, best), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(report.as_json(answer, top), indent=1))
+        shown = report.as_json(answer, top)
+        if rate is not None:
+            shown["rate"] = {"per_second": rate, "concurrency_basis": best.basis}
+        typer.echo(json.dumps(shown, indent=1))
         return
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     console.print(report.table_of(answer, top))
+    if rate is not None:
+        many = answer.question.load.concurrency
+        console.print(f"{many} at a time for {rate:g} a second ({best.basis})", markup=False)
     console.print(f"all times and drafts {best.basis}; memory derived", markup=False)
     if explain:
         for line in report.explanation(answer):

@@ -69,6 +69,12 @@ class Layout:
             tp=self.tp, dp=self.dp, cp=self.cp, ep=self.ep, pp=self.pp, nnodes=nodes
         )
 
+    def layers_of(self, stage: int, layers: int) -> range:
+        """Which of a model's layers a pipeline stage holds; the last stages take what is left."""
+        each, more = divmod(layers, self.pp)
+        first, end = (s * each + max(0, s - self.pp + more) for s in (stage, stage + 1))
+        return range(first, end)
+
     @property
     def name(self) -> str:
         """Short, as in `tp8 dp8 ep8 deepep dspark`."""

@@ -46,6 +46,7 @@ def draw(answer: Answer, plan: Plan) -> str:
         f"colour: attention group (dp {layout.dp}); attn tp {layout.attn_tp}, cp {layout.cp}, "
         f"ep {layout.ep}, expert slices {layout.moe_tp}; bar: weights, KV, reserve"
     )
+    legend += f"; drafts verified: {plan.basis}" if layout.algorithm else ""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + _MARGIN}" '
@@ -94,13 +95,18 @@ def _holdings(answer: Answer, plan: Plan, ranks: ParallelLayout, at: Coordinates
     first = at.attn_tp * heads
     requests = layout.requests_per_group(answer.question.load.concurrency)
     lines = [f"attention group {at.attn_dp}: {requests} requests"]
+    if layout.pp > 1:
+        held = layout.layers_of(at.pp, shape.layers)
+        lines.append(f"layers {held.start} to {held.stop - 1}")
     lines.append(f"heads {first} to {first + heads - 1}")
     if layout.cp > 1:
         lines.append(f"prompt tokens i with i mod {layout.cp} = {at.attn_cp}")
     if shape.experts:
-        held = (shape.experts + layout.redundant) // ranks.ep
+        own = (shape.experts + layout.redundant) // ranks.ep
         slices = "" if ranks.moe_tp == 1 else f", slice {at.moe_tp + 1}/{ranks.moe_tp}"
-        lines.append(f"experts {at.moe_ep * held} to {(at.moe_ep + 1) * held - 1}{slices}")
+        # With copies, which expert stands in which place is EPLB's to say.
+        what = "expert places" if layout.redundant else "experts"
+        lines.append(f"{what} {at.moe_ep * own} to {(at.moe_ep + 1) * own - 1}{slices}")
     if layout.algorithm:
         lines.append(f"draft: {layout.algorithm.upper()}, {plan.drafts} of {layout.gamma} verified")
     return lines

@@ -10,7 +10,7 @@ from sglang_ext.launcher.catalog import Hardware
 from sglang_ext.launcher.errors import ConfigError
 from sglang_ext.planner.draft import draft_of
 from sglang_ext.planner.layout import Layout
-from sglang_ext.planner.memory import GB, largest, largest_that_fits, memory_of
+from sglang_ext.planner.memory import GB, Largest, largest, largest_that_fits, memory_of
 from sglang_ext.planner.shape import Shape
 
 if TYPE_CHECKING:
@@ -80,15 +80,37 @@ def limits_missed(answer: Answer, at: Callable[[int], Plan]) -> ConfigError:
     )
 
 
-def nothing_fits(answer: Answer, too_large: Iterable[Layout]) -> ConfigError:
+class DoesNotFit(ConfigError):
+    """No layout holds the load.
+
+    most: requests of its length at a time that a layout holds, one without pipeline stages if any
+    tokens: the longest request that fits at its concurrency; both 0 where no request fits
+    """
+
+    def __init__(
+        self, question: Question, found: str, remedy: str, *, most: int, tokens: int
+    ) -> None:
+        super().__init__(
+            question.model.name,
+            "memory",
+            expected=f"a load that fits {question.hardware.name}",
+            found=found,
+            remedy=remedy,
+        )
+        self.most, self.tokens = most, tokens
+
+
+def nothing_fits(answer: Answer, too_large: Iterable[Layout]) -> DoesNotFit:
     """Names the longest request and the most requests that fit, else what keeps them all out."""
     question, shape = answer.question, answer.shape
-    best_tokens, best_concurrency = 0, 0
-    for layout in too_large:
+
+    def room(layout: Layout) -> Largest:
         draft = draft_of(question.model, shape, layout)
-        found = largest_that_fits(shape, draft, layout, question.hardware, question.load)
-        best_tokens = max(best_tokens, found.tokens)
-        best_concurrency = max(best_concurrency, found.concurrency)
+        return largest_that_fits(shape, draft, layout, question.hardware, question.load)
+
+    found = [(layout, room(layout)) for layout in too_large]
+    best_tokens = max((fits.tokens for _, fits in found), default=0)
+    best_concurrency = max((fits.concurrency for _, fits in found), default=0)
     load = question.load
     asked = f"{load.concurrency} requests of {load.input_tokens + load.output_tokens} tokens"
     if not best_tokens and not best_concurrency:
@@ -97,15 +119,13 @@ def nothing_fits(answer: Answer, too_large: Iterable[Layout]) -> ConfigError:
         length = f"requests of up to {best_tokens} tokens fit"
         if not best_tokens:
             length = f"not even prompts of one token fit beside {load.output_tokens} of output"
-        many = f"{best_concurrency} requests at a time" if best_concurrency else "not even one"
-        remedy = f"At this concurrency {length}; of this length {many} fit (derived)."
-    return ConfigError(
-        question.model.name,
-        "memory",
-        expected=f"a load that fits {question.hardware.name}",
-        found=asked,
-        remedy=remedy,
-    )
+        many = f"{best_concurrency} requests at a time fit"
+        if best_concurrency < 2:
+            many = "one request at a time fits" if best_concurrency else "not even one fits"
+        remedy = f"At this concurrency {length}; of this length {many} (derived)."
+    flat = max((fits.concurrency for layout, fits in found if layout.pp == 1), default=0)
+    most = flat or best_concurrency
+    return DoesNotFit(question, asked, remedy, most=most, tokens=best_tokens)
 
 
 def _why_nothing(answer: Answer, too_large: Iterable[Layout]) -> str:
@@ -119,7 +139,9 @@ def _why_nothing(answer: Answer, too_large: Iterable[Layout]) -> str:
     if held:
         least = min(held, key=lambda m: m.total)
         cpu = question.hardware.gpu.is_cpu
-        more = "Use a machine with more memory." if cpu else "Use more or larger GPUs."
+        more = "Use more or larger GPUs."
+        if cpu:
+            more = "Use a machine with more memory: `cpu` is that of launch/gpus/cpu.yaml."
         weights, reserve = sum(least.weights.values()), sum(least.reserve.values())
         return (
             f"weights take {weights / GB:.0f} GiB per rank and the runtime {reserve / GB:.0f}, of "

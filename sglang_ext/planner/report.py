@@ -26,10 +26,15 @@ from sglang_ext.planner.search import (
 SHORTEST_CONTEXT = 32768
 
 
-def fraction_of(plan: Plan) -> float:
-    """`--mem-fraction-static`: the largest valid share, rounded down to a hundredth, or less."""
+def fraction_of(plan: Plan, most: float = 1.0) -> float:
+    """`--mem-fraction-static`: the largest valid share, rounded down to a hundredth, or less.
+
+    most: the largest that has been seen to work, kept to where the load fits under it
+    """
     memory = plan.memory
-    rounded = (int(memory.largest_fraction * unit) / unit for unit in (100, 1000))
+    if memory.smallest_fraction <= most < memory.largest_fraction:
+        return most
+    rounded = (int(memory.largest_fraction * unit) / unit for unit in (100, 1000, 10_000))
     fitting = (share for share in rounded if share >= memory.smallest_fraction)
     return next(fitting, memory.largest_fraction)
 
@@ -38,8 +43,12 @@ def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
     """The preset that serves a plan."""
     q = answer.question
     flags: dict[str, Any] = {}
+    source = ""
     if not q.hardware.gpu.is_cpu:
-        flags["mem-fraction-static"] = fraction_of(plan)
+        most = q.model.reported.shares.get(q.hardware.gpu.name, 1.0)
+        flags["mem-fraction-static"] = fraction_of(plan, most)
+        if flags["mem-fraction-static"] == most:
+            source = f"; mem-fraction-static: {q.model.reported.source}"
         length = q.load.input_tokens + q.load.output_tokens
         flags["context-length"] = min(answer.shape.longest, max(length, SHORTEST_CONTEXT))
     load = q.load
@@ -56,7 +65,7 @@ def preset_of(answer: Answer, plan: Plan, name: str = "plan") -> Preset:
         flags=flags,
         point=q.objective,
         load=load,
-        source=f"sglang-ext plan for {asked}; never started on this hardware",
+        source=f"sglang-ext plan for {asked}; never started on this hardware{source}",
     )
 
 

@@ -258,9 +258,12 @@ def concurrency_for(question: Question, rate: float) -> int:
             fits or meets the limits.
     """
 
-    def reached(concurrency: int) -> float:
+    def at(concurrency: int) -> Plan:
         asked = replace(question, load=replace(question.load, concurrency=concurrency))
-        return search(asked).ranked[0].throughput / question.load.output_tokens
+        return search(asked).ranked[0]
+
+    def reached(concurrency: int) -> float:
+        return at(concurrency).throughput / question.load.output_tokens
 
     # `low` at a time are too slow; `high` are fast enough, or too many.
     low, high, best = 0, 1, reached(1)
@@ -289,7 +292,7 @@ def concurrency_for(question: Question, rate: float) -> int:
     raise ConfigError(
         question.model.name,
         "--rate",
-        expected=f"at most {best:.2f} requests per second",
+        expected=f"at most {best:.2f} requests per second ({at(1).basis})",
         found=rate,
         remedy="Use more GPUs, or a lower rate.",
     )

@@ -28,6 +28,7 @@ from sglang_ext.launcher.emit import to_bash, to_ray, to_slurm, to_yaml
 from sglang_ext.launcher.kubernetes import to_kubernetes
 from sglang_ext.launcher.paths import PREFIX
 from sglang_ext.launcher.rules import require
+from tests.unit.kubernetes_fields import FORMS, misfits
 
 ROOT = Path(__file__).parents[2]
 PRESETS = catalog.names("presets")
@@ -178,7 +179,9 @@ def _words_of_script(text: str, launch: Launch, folder: Path) -> list[str]:
 
 
 def _words_of_kubernetes(text: str) -> list[str]:
-    group = next(yaml.safe_load_all(text))["spec"]["leaderWorkerTemplate"]
+    documents = list(yaml.safe_load_all(text))
+    assert [found for d in documents for found in misfits(d, FORMS[d["kind"]])] == []
+    group = documents[0]["spec"]["leaderWorkerTemplate"]
     pods = [group[f"{role}Template"]["spec"] for role in ("leader", "worker")]
     command, same = (pod["containers"][0]["command"] for pod in pods)
     assert command == same

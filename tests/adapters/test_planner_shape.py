@@ -1,4 +1,4 @@
-"""The planner's split of attention's weights is that of the layers that are served."""
+"""The planner's split of attention's weights and of layers over stages is what is served."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from torch import nn
 
+from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.shape import read_shape
 from sglang_ext.srt.models.deepseek_v4_attention import GroupedLinear, SharedLatentAttention
 from sglang_ext.srt.models.deepseek_v32_attention import LatentAttention
@@ -45,3 +47,12 @@ def test_what_every_rank_holds_whole(tmp_path: Path, write: Write) -> None:
     assert shape.attention_params == whole + split
     assert shape.attention_per_rank(4) == whole + split / 4
     assert shape.indexer_params == chosen
+
+
+@pytest.mark.parametrize("layers", [36, 61, 94])
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_a_stage_holds_the_layers_that_sglang_gives_it(layers: int, stages: int) -> None:
+    layout = Layout(1, 8, pp=stages)
+    for stage in range(stages):
+        held = layout.layers_of(stage, layers)
+        assert (held.start, held.stop) == get_pp_indices(layers, stage, stages)

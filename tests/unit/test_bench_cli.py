@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sglang_ext.bench_cli import grid
+from sglang_ext.bench_cli.markdown import BEGIN, END, placed, table
 from sglang_ext.bench_cli.plots import plot
 from sglang_ext.bench_cli.results import Results
 from sglang_ext.bench_cli.tools import Load
@@ -19,6 +20,7 @@ from sglang_ext.cli import app
 from sglang_ext.inputs import InputError
 from sglang_ext.launcher import catalog
 from sglang_ext.lossless.errors import CannotTest
+from sglang_ext.lossless.report import NOT_SHOWN
 from sglang_ext.planner.acceptance import Curve, constant_rate
 from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.search import Question, predict
@@ -66,7 +68,7 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.missing(points) == [points[1], *points[3:]]
     ratios = {(r["algorithm"], r["gamma"]): r["ratio"] for r in again.ratios()}
     assert ratios == {("none", None): 1.0, ("DSPARK", 3): 1.5}
-    assert again.markdown().splitlines()[:4] == [
+    assert table(again).splitlines()[:4] == [
         "| data | at a time | no speculation, tok/s | DSPARK, 3 drafts, tok/s (ratio, acceptance "
         "length) |",
         "|---|---|---|---|",
@@ -75,6 +77,53 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ]
     plot(again.ratios(), tmp_path / "b.png")
     assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+def test_the_table_says_what_it_was_measured_on(tmp_path: Path) -> None:
+    argv = ["--model-path", "/a/b/Model-1B", "--dtype", "bfloat16"]
+    results = Results(tmp_path / "b.json", argv, Load(chat=True))
+    setting = grid.settings(["DSPARK=d"], [3])[1]
+    said = f"lossless within what was tested (3 of 3 checks passed); {NOT_SHOWN}"
+    results.data["gates"][setting.key] = {**asdict(setting), "exit_code": 0, "statement": said}
+    for many in (1, 4):
+        (point,) = grid.points([setting], [grid.Dataset("a|b")], (many,))
+        figures = _figures(10) | {"completed": 8, "input_tokens": 50 + many}
+        results.keep_point(point, figures)
+    machine = results.data["machine"]
+    machine |= {"cpu": "Some CPU", "cpus": 2, "threads": 1, "sglang": "1", "sglang_ext": "2"}
+    rows, caption = table(results).split("\n\n")
+    assert "| a\\|b | 4 | - | 10.0 |" in rows
+    for part in (
+        "Model-1B, `--dtype bfloat16`.", "Some CPU, 2 CPUs, 1 thread, load average ",
+        "; SGLang 1, sglang-ext 2, torch ", "bench_serving, 8 requests a point, 51 to 54 tokens in",
+        "128 out, greedy, in chat format", "DSPARK, 3 drafts: lossless within what was tested (3 ",
+    ):  # fmt: skip
+        assert part in caption, part
+    assert NOT_SHOWN not in caption
+
+
+def test_the_table_takes_its_place_in_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(placed("one\n", page))
+    assert page.read_text() == f"{BEGIN}\none\n{END}\n"
+    page.write_text(f"# A page\n{BEGIN}\nold\n{END}\n\nmore\n")
+    assert placed("new\n", page) == f"# A page\n{BEGIN}\nnew\n{END}\n\nmore\n"
+    for text in ("# A page\n", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{BEGIN}{END}"):
+        page.write_text(text)
+        result = _run("--markdown", page, "--", *ARGV)
+        assert result.exit_code == 2
+        assert "--markdown: expected a new page, or one with <!--" in result.output
+        assert page.read_text() == text
+
+
+def test_points_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
+    out = tmp_path / "b.json"
+    Results(out, ARGV, Load()).keep_point(_points()[0], _figures(1))
+    results = Results(out, ARGV, Load())
+    results.require_this_machine()
+    results.data["machine"]["torch"] = "1.0"
+    with pytest.raises(CannotTest, match=r"machine, torch: expected 1\.0"):
+        results.require_this_machine()
 
 
 def test_another_draft_or_file_is_measured_anew(tmp_path: Path) -> None:
@@ -177,7 +226,7 @@ def test_a_damaged_results_file_is_refused_or_shown(place: str, tmp_path: Path) 
                 at[name] = value
             out.write_text(json.dumps(data))
             with suppress(CannotTest, InputError):
-                assert Results(out, ARGV, Load()).markdown()
+                assert table(Results(out, ARGV, Load()))
 
 
 REFUSED = {

@@ -106,6 +106,15 @@ def test_list_as_json_has_every_preset_with_its_status() -> None:
     [
         (("launch", "demo-cpu-lowlatency"), "preset", "demo-cpu-low-latency"),
         (("launch", "zzzz"), "preset", "'zzzz'. `sglang-ext launch --list` shows them."),
+        (("launch", "qwen3-8b-2x8xh100-balanced"), "preset",
+         "start qwen3-8b-8xh100-balanced on each of the 2"),
+        (("launch", "deepseek-v4-pro-8xh100-low-latency"), "preset", "No request fits: weights ta"),
+        (("launch", "deepseek-v3.2-8xa100-balanced"), "preset", "which a100 cannot multiply"),
+        (("launch", "qwen3-8b-cpu-balanced"), "preset", "that of launch/gpus/cpu.yaml"),
+        (("launch", "demo-8xh100-balanced"), "preset", "use demo-cpu-balanced"),
+        (("launch", "qwen3-8b-4xh100-balanced"), "preset", "`sglang-ext plan --model qwen3-8b "
+         "--hardware 4xh100 --objective balanced --preset it.yaml`"),
+        (("launch", "qwen3-8b-8xh1000-balanced"), "preset", "Did you mean qwen3-8b-8xh"),
         (("launch", "demo-cpu-balanced", "--set", "max-runing-requests=3"), "flag",
          "max-running-requests"),
         (("launch", "demo-cpu-balanced", "--", "--enable-dp-attention"), "spelling",

@@ -5,6 +5,7 @@ Slurm and Ray run what was emitted, with a stand-in for the server that prints i
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -23,22 +24,10 @@ import yaml
 from typer.testing import CliRunner
 
 from sglang_ext.cli import app
+from tests.unit.kubernetes_fields import FORMS, misfits
 
 CPU = "demo-cpu-balanced"
 ONE_NODE, TWO_NODES = "qwen3-8b-8xh100-balanced", "deepseek-v3.2-2x8xh200-low-latency"
-# Fields of LeaderWorkerSet v1 in its published CRD (kubernetes-sigs/lws, config/crd/bases), and the
-# values of those that name a choice.
-SPEC = {"leaderWorkerTemplate", "networkConfig", "replicas", "rolloutStrategy", "startupPolicy"}
-TEMPLATE = {
-    "leaderTemplate", "persistentVolumeClaimRetentionPolicy", "restartPolicy", "size",
-    "subGroupPolicy", "volumeClaimTemplates", "workerTemplate",
-}  # fmt: skip
-CHOICES = {
-    "startupPolicy": {"LeaderCreated", "LeaderReady"},
-    "restartPolicy": {
-        "Default", "None", "RecreateGroupAfterStart", "RecreateGroupOnPodRestart",
-    },
-}  # fmt: skip
 
 
 def _emitted(preset: str, kind: str, *words: str) -> str:
@@ -54,15 +43,56 @@ def _arguments(preset: str) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", [ONE_NODE, TWO_NODES])
-def test_a_leader_worker_set_has_the_fields_of_its_crd(preset: str) -> None:
-    workers, _ = yaml.safe_load_all(_emitted(preset, "k8s-lws"))
-    spec = workers["spec"]
-    template = spec["leaderWorkerTemplate"]
-    assert set(spec) <= SPEC
-    assert set(template) <= TEMPLATE
-    assert "workerTemplate" in template
-    assert spec["startupPolicy"] in CHOICES["startupPolicy"]
-    assert template["restartPolicy"] in CHOICES["restartPolicy"]
+def test_a_manifest_has_the_fields_of_its_schema(preset: str) -> None:
+    """With settings of a user's; `test_launch_presets` looks at every preset."""
+    for words in ((), ("--set", "port=31000", "--set", "NCCL_DEBUG=WARN", "--set", "A=$(id)")):
+        documents = list(yaml.safe_load_all(_emitted(preset, "k8s-lws", *words)))
+        assert [d["kind"] for d in documents] == ["LeaderWorkerSet", "Service"]
+        for document in documents:
+            assert list(misfits(document, FORMS[document["kind"]])) == []
+
+
+# What is put into the two-node manifest -> what has to be said of it.
+SPOILT: dict[str, tuple[str, Any, str]] = {
+    "apiVersion": ("apiVersion", "leaderworkerset.x-k8s.io/v1beta1", "expected leaderworkerset"),
+    "misspelt": ("spec/restartpolicy", "None", "unknown"),
+    "elsewhere": ("spec/leaderWorkerTemplate/startupPolicy", "LeaderReady", "unknown"),
+    "no choice": ("spec/startupPolicy", "LeaderRunning", "expected LeaderCreated | LeaderReady"),
+    "text for a number": ("spec/leaderWorkerTemplate/size", "2", "expected integer"),
+    "too many": ("spec/replicas", 1000001, "expected integer 0 to 1000000"),
+    "half a policy": ("spec/networkConfig", {}, "/subdomainPolicy: missing"),
+    "no pod": ("spec/leaderWorkerTemplate/workerTemplate", None, "expected a mapping"),
+    "a pod's own": ("spec/leaderWorkerTemplate/leaderTemplate/spec/shmSize", "1Gi", "unknown"),
+    "no mapping": ("spec/leaderWorkerTemplate/leaderTemplate/spec/containers", {}, "a list"),
+    "quantity": ("spec/leaderWorkerTemplate/workerTemplate/spec/containers/0/resources/limits",
+                 {"nvidia.com/gpu": "eight"}, "expected quantity"),
+    "port": ("spec/leaderWorkerTemplate/leaderTemplate/spec/containers/0/readinessProbe/httpGet",
+             {"path": "/health"}, "/port: missing"),
+    "volume": ("spec/leaderWorkerTemplate/workerTemplate/spec/volumes/1/hostPath/type", "Folder",
+               "expected DirectoryOrCreate"),
+    "variable": ("spec/leaderWorkerTemplate/workerTemplate/spec/containers/0/env/0/value", 8,
+                 "expected string"),
+    "not described": ("spec/leaderWorkerTemplate/workerTemplate/spec/affinity", {}, "expected obj"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_manifest_is_seen(name: str, manifest: dict[str, Any]) -> None:
+    path, value, said = SPOILT[name]
+    *above, last = path.split("/")
+    spoilt = at = copy.deepcopy(manifest)
+    for step in above:
+        at = at[int(step)] if step.isdigit() else at[step]
+    at[last] = value
+    (found,) = misfits(spoilt, FORMS["LeaderWorkerSet"])
+    assert found.startswith(f"/{path}")
+    assert said in found
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    workers, _ = yaml.safe_load_all(_emitted(TWO_NODES, "k8s-lws"))
+    return dict(workers)
 
 
 @pytest.mark.parametrize("preset", [ONE_NODE, TWO_NODES])

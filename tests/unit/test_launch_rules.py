@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +112,7 @@ def test_dense_drafts_run_over_deepep_under_data_parallel_attention() -> None:
          {"cuda_graph_max_bs_decode": 32, "max_running_requests": 256}, "up to 32 requests, 256"),
         ("chunk-is-divided", V32, "tp8 dp8", {"chunked_prefill_size": 32768}, "4096 tokens each"),
         ("context-parallel-changes-sizes", V4, "tp8 cp8-prefill", {}, "in effect attn-cp 8, dp 1"),
+        ("memory-share-was-seen-to-work", V4, "tp8", {"mem_fraction_static": 0.9}, "above 0.88"),
     ],
 )  # fmt: skip
 def test_what_sglang_changes_quietly_is_noted(
@@ -264,6 +267,28 @@ def test_a_prefill_half_over_pipeline_stages_takes_one_of_the_drafts(
     parts = f"{'cpu tp1' if on_cpu else 'tp4'} pp2 pd-prefill {algorithm}"
     launch = launch_of("qwen3-8b", hardware, parts, max_running_requests=8)
     assert broken(launch) == (set() if fine else {"pipeline-limits"})
+
+
+@pytest.mark.parametrize(
+    ("block", "ring", "fine"), [(7, 16, True), (8, 16, False), (8, 32, True), (3, 24, False)]
+)
+def test_a_replay_ring_holds_two_verifications(
+    block: int, ring: int, fine: bool, tmp_path: Path
+) -> None:
+    """Of recurrent layers rolled back by replay: SGLang finds out when the weights are loaded."""
+    config: dict[str, Any] = {"architectures": ["KimiLinearForCausalLM"]}
+    config |= {"num_attention_heads": 32, "linear_attn_config": {"kda_layers": [1, 2, 3]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = {"max_running_requests": 8, "speculative_draft_model_path": "x"}
+    flags |= {"speculative_dspark_block_size": block, "linear_replayssm_cache_len": ring}
+    launch = launch_of(str(tmp_path), "8xh200", "tp8 dspark", **flags)
+    assert not broken(launch)
+    replayed = launch_of(
+        str(tmp_path), "8xh200", "tp8 dspark", enable_linear_replayssm_spec=True, **flags
+    )
+    assert broken(replayed) == (set() if fine else {"replay-ring-holds-two-rounds"})
+    said = " ".join(f.remedy for f in check(replayed))
+    assert fine or f"--linear-replayssm-cache-len {32 if block == 8 else 8}" in said
 
 
 def test_parts_that_disagree_are_refused_unless_the_preset_settles_it() -> None:

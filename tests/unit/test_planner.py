@@ -22,7 +22,8 @@ from sglang_ext.launcher import catalog
 from sglang_ext.launcher.catalog import Load
 from sglang_ext.launcher.compose import compose
 from sglang_ext.launcher.errors import ConfigError
-from sglang_ext.planner import published, report
+from sglang_ext.launcher.fields import load_mapping
+from sglang_ext.planner import published
 from sglang_ext.planner.acceptance import Curve, constant_rate, from_file
 from sglang_ext.planner.acceptance import published as published_curve
 from sglang_ext.planner.cost import Model
@@ -30,7 +31,7 @@ from sglang_ext.planner.draft import draft_of, read_draft
 from sglang_ext.planner.layout import Layout
 from sglang_ext.planner.memory import largest_that_fits, memory_of
 from sglang_ext.planner.picture import draw
-from sglang_ext.planner.preset_files import chosen, questions
+from sglang_ext.planner.preset_files import names, question, text
 from sglang_ext.planner.search import (
     Question,
     balancing_pays_from,
@@ -365,7 +366,11 @@ def test_limits_that_nothing_meets_are_refused_with_what_does(tmp_path: Path) ->
     assert "--ttft, --tpot" in none.output
     assert "Not even one request at a time" in none.output
     rate = runner.invoke(app, [*words, "--rate", "1e6"])
-    assert re.search(r"--rate: expected at most [1-9]", rate.output), rate.output
+    said = re.search(r"--rate: expected at most [1-9].* per second \((\w+)\), ", rate.output)
+    assert said, rate.output
+    assert said[1] in BASES
+    kept = runner.invoke(app, [*words[:-2], "--rate", "1"])
+    assert re.search(r"^\d+ at a time for 1 a second \(assumed\)$", kept.output, re.M), kept.output
 
 
 PLAN = ("plan", "--model", "deepseek-v4-flash", "--hardware", "8xh200", "--concurrency", "128")
@@ -550,6 +555,10 @@ def test_a_picture_shows_every_rank_with_its_experts(tmp_path: Path) -> None:
     assert [w for w in words if w.startswith("rank ")] == [f"rank {r}" for r in range(16)]
     assert [w for w in words if w.startswith("node ")] == ["node 0", "node 1"]
     assert "experts 240 to 255" in words
+    staged = next(p for p in answer.ranked if p.layout.pp == 2)
+    words = re.findall(r">([^<]+)</text>", draw(answer, staged))
+    held = [w for w in words if w.startswith("layers ")]
+    assert held == ["layers 0 to 29"] * 8 + ["layers 30 to 60"] * 8
 
 
 def _result(tokens: float, **layout: int | str) -> str:
@@ -698,16 +707,56 @@ def test_every_preset_fits_in_memory(name: str) -> None:
 
 def test_presets_are_what_the_planner_writes_today() -> None:
     """A sample: `python -m sglang_ext.planner.preset_files` writes all of them again."""
-    sample = [item for i, item in enumerate(questions()) if i % 12 == 0]
-    for name, question in sample:
-        path = catalog.ROOT / "presets" / f"{name}.yaml"
+    for model, machine, point in [asked for i, asked in enumerate(names()) if i % 13 == 0]:
+        name = f"{model}-{machine}-{point}"
+        path, reason = catalog.ROOT / "presets" / f"{name}.yaml", ""
         try:
-            answer = search(question)
-        except ConfigError:
-            assert not path.exists(), name
-            continue
-        expected = report.preset_yaml(report.preset_of(answer, chosen(answer), name))
-        assert path.read_text() == expected, name
+            expected = text(model, machine, point)
+        except ConfigError as error:
+            reason = error.remedy.replace("POINT", point)
+        assert path.exists() != bool(reason), name
+        assert reason or path.read_text() == expected, name
+        assert not reason or catalog.why_absent(name) == reason, name
+
+
+def test_every_model_machine_and_point_has_a_preset_or_a_reason() -> None:
+    presets = set(catalog.names("presets"))
+    reasons = load_mapping(catalog.ROOT / "absent.yaml")
+    for model, machine, point in names():
+        stem, name = f"{model}-{machine}", f"{model}-{machine}-{point}"
+        assert (name in presets) != (name in reasons or stem in reasons), name
+        assert "POINT" not in catalog.why_absent(name)
+    asked = {(model, machine) for model, machine, _ in names()}
+    assert {f"{model}-{machine}" for model, machine in asked} >= {
+        re.sub(rf"-({'|'.join(catalog.POINTS)})$", "", name) for name in reasons
+    }
+
+
+def test_a_load_that_does_not_fit_is_cut_and_the_preset_says_so() -> None:
+    presets = map(catalog.preset, catalog.names("presets"))
+    cut = [preset for preset in presets if "do not fit" in preset.source]
+    assert {preset.point for preset in cut} == {"balanced", "max-throughput"}
+    for preset in cut:
+        asked, load = question(preset.model, preset.hardware, preset.point), preset.load
+        assert load is not None
+        assert 8 <= load.concurrency < asked.load.concurrency
+        assert load.concurrency % 8 == 0
+        assert f"; {asked.load.concurrency} at a time do not fit" in preset.source
+        with pytest.raises(ConfigError, match="memory"):
+            search(asked)
+    names_there = set(catalog.names("presets"))
+    for name in names_there:
+        if name.endswith("-balanced"):
+            assert name.replace("-balanced", "-max-throughput") in names_there
+
+
+def test_a_memory_share_is_no_larger_than_was_seen_to_work() -> None:
+    shares = catalog.model("deepseek-v4-flash").reported.shares
+    for gpu, most in shares.items():
+        for point in catalog.POINTS:
+            preset = catalog.preset(f"deepseek-v4-flash-8x{gpu}-{point}")
+            assert preset.flags["mem-fraction-static"] <= most
+            assert "sglang#33109" in preset.source
 
 
 @pytest.mark.parametrize("name", TABLES)
