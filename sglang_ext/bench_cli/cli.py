@@ -120,6 +120,10 @@ def bench(
                 for setting in chosen
                 if not _one_setting(setting, points, results, launch, load, first_port, say)
             ]
+            if len(refused) < len(chosen) - 1:
+                # A machine changes its pace over the minutes between two servers.
+                again = grid.points(chosen[:1], loads, numbers("--concurrency", concurrency))
+                _time(chosen[0], again, results, launch, load, first_port, say, part="again")
         if plot is not None:
             draw(results.ratios(), plot)
         if markdown is not None:
@@ -196,18 +200,13 @@ def _one_setting(
     say: Say,
 ) -> bool:
     """Measure what is missing of one server; False where its gate found a difference."""
-    from sglang_ext.bench_cli.tools import measure
     from sglang_ext.lossless.errors import CannotTest
-    from sglang_ext.lossless.servers import LaunchedServer, free_port
 
     todo = results.missing([p for p in points if p.setting == setting])
     if not todo:
         return True
     results.require_this_machine()
-    argv = [*launch, *setting.flags]
-    if not any(part.startswith("--decode-log-interval") for part in argv):
-        # SGLang adds to its acceptance average whenever it logs, by default every 40 rounds.
-        argv += ["--decode-log-interval", "4"]
+    argv = _argv(launch, setting)
     if not results.passed(setting):
         code = _gate(setting, argv, results, load, first_port, say)
         if code == 1:
@@ -219,17 +218,46 @@ def _one_setting(
                 found=results.data["gates"][setting.key]["statement"],
                 remedy="Run sglang-ext lossless with the same arguments to see why.",
             )
-    port = free_port(first_port)
-    say(f"{setting.key}: starting the server on port {port}")
-    server = LaunchedServer(argv, port, 1800)
+    _time(setting, todo, results, launch, load, first_port, say)
+    return True
+
+
+def _argv(launch: list[str], setting: Setting) -> list[str]:
+    argv = [*launch, *setting.flags]
+    if not any(part.startswith("--decode-log-interval") for part in argv):
+        # SGLang adds to its acceptance average whenever it logs, by default every 40 rounds.
+        argv += ["--decode-log-interval", "4"]
+    return argv
+
+
+def _time(
+    setting: Setting,
+    points: list[Point],
+    results: Results,
+    launch: list[str],
+    load: Load,
+    first_port: int,
+    say: Say,
+    part: str = "points",
+) -> None:
+    """Measure what is missing of one server's points in that part of the results."""
+    from sglang_ext.bench_cli.tools import measure
+    from sglang_ext.lossless.servers import LaunchedServer, free_port
+
+    todo = results.missing(points, part)
+    if not todo:
+        return
+    results.require_this_machine()
+    port, again = free_port(first_port), ", again" if part == "again" else ""
+    say(f"{setting.key}{again}: starting the server on port {port}")
+    server = LaunchedServer(_argv(launch, setting), port, 1800)
     try:
         server.wait_ready()
         for number, point in enumerate(todo, start=1):
-            say(f"{point.key} ({number} of {len(todo)})")
-            results.keep_point(point, measure(server.url, point, load))
+            say(f"{point.key}{again} ({number} of {len(todo)})")
+            results.keep_point(point, measure(server.url, point, load), part)
     finally:
         server.stop()
-    return True
 
 
 def _gate(

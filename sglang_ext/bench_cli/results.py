@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,6 +19,8 @@ from sglang_ext.launcher.fields import Fields
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.suite import Result
 
+# Relative drift of the base below which nothing is said of it.
+_STEADY = 0.05
 _REMEDY = "Give another --out, or delete the file to measure everything again."
 
 
@@ -30,6 +34,7 @@ class Results:
         self.path = path
         wanted = {"launch_arguments": list(argv), "load": asdict(load)}
         self.data: dict[str, Any] = {**wanted, "machine": _machine(), "gates": {}, "points": {}}
+        self.data["again"] = {}
         if path.exists():
             self.data = self._read(wanted)
 
@@ -37,6 +42,7 @@ class Results:
         try:
             found = json.loads(self.path.read_text())
             gates, points = found["gates"], found["points"]
+            again = found.setdefault("again", {})
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise CannotTest(
                 f"--out {self.path}", expected="results of bench", found=error, remedy=_REMEDY
@@ -49,11 +55,12 @@ class Results:
                     found=found.get(field),
                     remedy=_REMEDY,
                 )
-        if not isinstance(gates, dict) or not isinstance(points, dict):
+        if not all(isinstance(part, dict) for part in (gates, points, again)):
             raise CannotTest(
                 f"--out {self.path}", expected="gates and points", found="others", remedy=_REMEDY
             )
-        if not all(isinstance(p, dict) and {"draft", "file"} <= p.keys() for p in points.values()):
+        every = [*points.values(), *again.values()]
+        if not all(isinstance(p, dict) and {"draft", "file"} <= p.keys() for p in every):
             raise CannotTest(
                 f"--out {self.path}, points",
                 expected="the draft and the data file of each",
@@ -73,7 +80,7 @@ class Results:
             machine.text(name, "")
         machine.whole("cpus", at_least=1)
         machine.whole("threads", 1, at_least=1)
-        for key, point in found["points"].items():
+        for key, point in [*found["points"].items(), *found["again"].items()]:
             f = _server_fields(point, f"{where}, {key}")
             f.text("dataset")
             f.whole("concurrency", at_least=1)
@@ -104,8 +111,9 @@ class Results:
                     remedy=_REMEDY,
                 )
 
-    def missing(self, points: Sequence[Point]) -> list[Point]:
-        return [point for point in points if point.key not in self.data["points"]]
+    def missing(self, points: Sequence[Point], part: str = "points") -> list[Point]:
+        """part: `points`, or `again` for the base's second turn."""
+        return [point for point in points if point.key not in self.data[part]]
 
     def passed(self, setting: Setting) -> bool:
         """Whether the setting needs no gate, or has passed one."""
@@ -125,8 +133,8 @@ class Results:
         }
         self._save()
 
-    def keep_point(self, point: Point, figures: dict[str, Any]) -> None:
-        self.data["points"][point.key] = {
+    def keep_point(self, point: Point, figures: dict[str, Any], part: str = "points") -> None:
+        self.data[part][point.key] = {
             **asdict(point.setting),
             "dataset": point.dataset.name,
             "file": point.dataset.path,
@@ -145,32 +153,52 @@ class Results:
     def ratios(self) -> list[dict[str, Any]]:
         """Every point with its tokens per second against the same load without speculation.
 
+        What that load reached is the mean of its two turns, before and after all other settings.
         server, data: what to call its setting and its data set beside the others of the file
         """
         points = list(self.data["points"].values())
-        base = {
-            (p["dataset"], p["file"], p["concurrency"]): p["output_tokens_per_second"]
-            for p in points
-            if p["algorithm"] == "none"
-        }
+        base: dict[Any, list[float]] = defaultdict(list)
+        for p in [*points, *self.data["again"].values()]:
+            if p["algorithm"] == "none":
+                load = (p["dataset"], p["file"], p["concurrency"])
+                base[load].append(p["output_tokens_per_second"])
         rows = []
         for point in points:
-            without = base.get((point["dataset"], point["file"], point["concurrency"]))
-            speed = point["output_tokens_per_second"]
+            turns = base[point["dataset"], point["file"], point["concurrency"]]
+            without = statistics.fmean(turns) if turns else None
+            is_base = point["algorithm"] == "none"
+            speed = without if is_base else point["output_tokens_per_second"]
             ratio = speed / without if without and speed else None
             names = {"server": server_name(point, points), "data": _data(point, points)}
-            rows.append({**point, **names, "ratio": ratio})
+            rows.append({**point, **names, "output_tokens_per_second": speed, "ratio": ratio})
         return rows
 
     def unsteady(self) -> str:
-        """What speaks against the ratios: other work on the machine, more of it at some points."""
+        """What speaks against the ratios: other work on the machine, or a machine that drifts."""
+        found = []
         busy = [p["load_average"] for p in self.data["points"].values()]
-        if not busy or max(busy) < 1.5 * min(busy) or max(busy) <= self.data["machine"]["cpus"]:
-            return ""
-        return (
-            f"The machine was busier at some points than at others (load {min(busy):.1f} to "
-            f"{max(busy):.1f}): the ratios say little, measure again on an idle one."
-        )
+        if busy and max(busy) >= 1.5 * min(busy) and max(busy) > self.data["machine"]["cpus"]:
+            found.append(
+                f"The machine was busier at some points than at others (load {min(busy):.1f} to "
+                f"{max(busy):.1f}): the ratios say little, measure again on an idle one."
+            )
+        least, most = self._drift()
+        if max(-least, most) > _STEADY:
+            found.append(
+                f"The same loads without speculation were {least:+.0%} to {most:+.0%} faster when "
+                "measured again at the end: ratios are against the mean, and no surer than that."
+            )
+        return " ".join(found)
+
+    def _drift(self) -> tuple[float, float]:
+        """Least and most relative change of the base from its first turn to its second."""
+        first = self.data["points"]
+        changes = [
+            p["output_tokens_per_second"] / first[key]["output_tokens_per_second"] - 1
+            for key, p in self.data["again"].items()
+            if key in first and first[key]["output_tokens_per_second"]
+        ]
+        return min(changes, default=0.0), max(changes, default=0.0)
 
 
 def _server_fields(raw: Any, where: str) -> Fields:

@@ -79,6 +79,31 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "b.png").stat().st_size > 1000
 
 
+def test_the_base_has_a_second_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios are against the mean of both, and a drift is said; a run that goes on repeats none."""
+    out, started = tmp_path / "b.json", []
+
+    class Server(_NoServer):
+        def __init__(self, argv: list[str], *rest: object) -> None:
+            started.append("--speculative-algorithm" in argv)
+            super().__init__(argv, *rest)
+
+    speeds = iter([10.0, 15.0, 14.0])
+    monkeypatch.setattr("sglang_ext.bench_cli.tools.measure", lambda *_: _figures(next(speeds)))
+    monkeypatch.setattr("sglang_ext.lossless.servers.LaunchedServer", Server)
+    monkeypatch.setattr(Results, "passed", lambda *_: True)
+    words = ("--out", out, "--with", "NGRAM", "--concurrency", "1", "--", *ARGV)
+    done = _run(*words)
+    assert done.exit_code == 0, done.output
+    assert started == [False, True, False]
+    assert "+40% to +40% faster when measured again at the end" in done.output
+    rows = Results(out, ARGV, Load(**json.loads(out.read_text())["load"])).ratios()
+    found = [(r["algorithm"], r["output_tokens_per_second"], r["ratio"]) for r in rows]
+    assert found == [("none", 12.0, 1.0), ("NGRAM", 15.0, 1.25)]
+    assert _run(*words).exit_code == 0
+    assert len(started) == 3
+
+
 def test_the_table_says_what_it_was_measured_on(tmp_path: Path) -> None:
     argv = ["--model-path", "/a/b/Model-1B", "--dtype", "bfloat16"]
     results = Results(tmp_path / "b.json", argv, Load(chat=True))
