@@ -5,8 +5,9 @@ by hand or fitted elsewhere: the result is a model of one compute and one commun
 a measurement. Every schedule must be free of hazards before it is timed.
 
 With --recorded it writes what ranks over gloo did instead: experts of random weights under
-single-batch and two-batch overlap, in the order that a served model follows. That shows the order,
-not a speed: the ranks share this machine's cores.
+single-batch and two-batch overlap, in the order that a served model follows (DeepSeek-V3.2 and V4
+with their shared experts, Qwen3-MoE without). That shows the order, not a speed: the ranks share
+this machine's cores.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from sglang_ext.core.overlap import (
     BEHIND_IN_DECODE,
     BEHIND_IN_PREFILL,
     DECODE,
+    DECODE_ROUTED,
     PREFILL,
+    PREFILL_ROUTED,
     SEQUENTIAL,
     SINGLE,
     Issued,
@@ -54,6 +57,15 @@ _COSTS = {
     "experts": 200.0,
     "combine_a": 180.0,
     "output": 10.0,
+}
+# By name: the stages of both halves, and how far the second is behind.
+_TWO_BATCH = {
+    "two batch, prefill": (PREFILL, BEHIND_IN_PREFILL),
+    "two batch, decode": (DECODE, BEHIND_IN_DECODE),
+}
+_OF_QWEN = {
+    "two batch, prefill of Qwen3-MoE": (PREFILL_ROUTED, BEHIND_IN_PREFILL),
+    "two batch, decode of Qwen3-MoE": (DECODE_ROUTED, BEHIND_IN_DECODE),
 }
 # Shares of the experts' time: a gated first linear is twice as wide as the second.
 _OF_EXPERTS = {"gate_up": 2 / 3, "down": 1 / 3}
@@ -143,7 +155,7 @@ def halves(group: dist.ProcessGroup, schedule: Sequence[Issued]) -> tuple[list[T
         "shared_experts": rank.shared,
         "experts": experts,
         "combine_a": lambda outputs: exchange.begin_collect(*outputs),
-        "output": lambda routed, shared: torch.nn.functional.normalize(routed + shared),
+        "output": lambda *parts: torch.nn.functional.normalize(sum(parts[1:], parts[0])),
     }
     exchange.buffer.watch(recorder.sent)
     buffers = ({"hidden": rank.x[:half]}, {"hidden": rank.x[half:]})
@@ -155,17 +167,14 @@ def halves(group: dist.ProcessGroup, schedule: Sequence[Issued]) -> tuple[list[T
 def _record(layers: int, ranks: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     alone = run_ranks(ranks, single, layers)
-    both = run_ranks(ranks, halves, two_batch(PREFILL, layers, BEHIND_IN_PREFILL))
-    decode = run_ranks(ranks, halves, two_batch(DECODE, layers, BEHIND_IN_DECODE))
     for rank, times in enumerate(alone):
         for layer in range(layers):
             mine = [t for t in times if t.issued.layer == layer]
             _held(rank, trace_faults(mine, inputs=("attended", "choices")))
-    runs = {
-        "single batch": alone,
-        "two batch, prefill": [trace for trace, _ in both],
-        "two batch, decode": [trace for trace, _ in decode],
-    }
+    runs = {"single batch": alone}
+    for name, (stages, behind) in (_TWO_BATCH | _OF_QWEN).items():
+        recorded = run_ranks(ranks, halves, two_batch(stages, layers, behind))
+        runs[name] = [trace for trace, _ in recorded]
     for number, (name, traces) in enumerate(runs.items()):
         for rank, times in enumerate(traces):
             if number:
@@ -215,9 +224,9 @@ def _model(options: argparse.Namespace) -> list[dict[str, Any]]:
     runs = {
         "sequential": (one_batch(SEQUENTIAL, options.layers), whole),
         "single batch": (one_batch(SINGLE, options.layers), whole),
-        "two batch, prefill": (two_batch(PREFILL, options.layers, BEHIND_IN_PREFILL), half),
-        "two batch, decode": (two_batch(DECODE, options.layers, BEHIND_IN_DECODE), half),
     }
+    for name, (stages, behind) in _TWO_BATCH.items():
+        runs[name] = (two_batch(stages, options.layers, behind), half)
     rows: list[dict[str, Any]] = []
     base = makespan(simulate(*runs["sequential"]))
     for process, (name, run) in enumerate(runs.items()):

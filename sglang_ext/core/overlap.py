@@ -12,7 +12,7 @@ Times are a model: they tell what order can earn, not what a machine will do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Stream = Literal["compute", "send", "wait"]
@@ -79,6 +79,27 @@ DECODE: Stages = (
     (_ARRIVE, _EXPERTS, _RETURN),
     (_RETURNED,),
     (_OUTPUT,),
+)
+
+
+def without_shared(stages: Stages) -> Stages:
+    """The same stages of layers that have no shared experts: what comes back is the output."""
+
+    def alone(op: Op) -> Op:
+        return replace(op, reads=("routed",)) if op.name == "output" else op
+
+    return tuple(
+        tuple(alone(op) for op in stage if op.name != "shared_experts") for stage in stages
+    )
+
+
+# Layers of routed experts alone, such as Qwen3-MoE's, whose decode step is SGLang's own: rows come
+# back and are put out in one stage, and a turn of the other half stands before the next layer.
+PREFILL_ROUTED = without_shared(PREFILL)
+DECODE_ROUTED: Stages = (
+    *without_shared(DECODE)[:4],
+    (_RETURNED, *without_shared(DECODE)[5]),
+    (),
 )
 # Stages that the second half runs behind the first.
 BEHIND_IN_PREFILL, BEHIND_IN_DECODE = 0, 2

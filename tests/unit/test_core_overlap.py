@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from sglang_ext.core.batch_split import split_by_requests, split_by_tokens
 from sglang_ext.core.overlap import (
     DECODE,
+    DECODE_ROUTED,
     PREFILL,
+    PREFILL_ROUTED,
     SEQUENTIAL,
     SINGLE,
     Issued,
@@ -31,11 +33,14 @@ from sglang_ext.core.overlap import (
 from sglang_ext.core.overlap_run import Recorder, perform
 
 relaxed = settings(deadline=None, max_examples=100)
+ROUTED = ((PREFILL_ROUTED, 0), (DECODE_ROUTED, 2))
 SCHEDULES = [
     one_batch(SEQUENTIAL, 2),
     one_batch(SINGLE, 2),
     two_batch(PREFILL, 3, 0),
     two_batch(DECODE, 3, 2),
+    two_batch(PREFILL_ROUTED, 3, 0),
+    two_batch(DECODE_ROUTED, 3, 2),
 ]
 
 
@@ -79,7 +84,7 @@ def test_schedules_are_safe(schedule: list[Issued]) -> None:
     assert hazards(schedule) == []
 
 
-@pytest.mark.parametrize(("stages", "delta"), [(PREFILL, 0), (DECODE, 2), (DECODE, 0)])
+@pytest.mark.parametrize(("stages", "delta"), [(PREFILL, 0), (DECODE, 2), (DECODE, 0), *ROUTED])
 def test_both_halves_run_every_operation_in_order(stages: Stages, delta: int) -> None:
     schedule = two_batch(stages, 3, delta)
     for half in (0, 1):
@@ -90,7 +95,7 @@ def test_both_halves_run_every_operation_in_order(stages: Stages, delta: int) ->
 def test_the_other_half_computes_while_rows_travel() -> None:
     layers = 4
     assert len(exposed(one_batch(SINGLE, layers))) == 3 * layers
-    for stages, delta in ((PREFILL, 0), (DECODE, 2)):
+    for stages, delta in ((PREFILL, 0), (DECODE, 2), *ROUTED):
         schedule = two_batch(stages, layers, delta)
         inner = [bare for bare in exposed(schedule) if 0 < bare[1] < layers - 1]
         assert inner == [], stages
