@@ -1,0 +1,78 @@
+"""K/V of CPU ranks: sized by what the server has loaded, whatever others take meanwhile."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.utils import common
+
+from sglang_ext.srt import kv_budget
+from sglang_ext.srt.kv_budget import Holding, budget, free_before, held
+
+MIB = 1 << 20
+
+
+def _ranks(count: int, loaded: float, free: float, node: int = 0) -> list[Holding]:
+    return [Holding(node, loaded, free) for _ in range(count)]
+
+
+@given(st.floats(0.05, 0.95), st.floats(1, 64), st.integers(1, 8), st.floats(0, 0.9))
+def test_alone_on_the_machine_it_is_sglangs_sum(
+    fraction: float, before: float, ranks: int, share: float
+) -> None:
+    loaded = share * before
+    free = before - loaded
+    allowed = budget(fraction, before, _ranks(ranks, loaded / ranks, free), 1)
+    assert allowed == pytest.approx(min(free - (1 - fraction) * before, free / ranks), abs=1e-9)
+
+
+def test_what_others_take_is_not_weights() -> None:
+    """Four ranks with a tenth each; a neighbour takes 8 of 20 GiB while they load."""
+    assert 12 - (1 - 0.1) * 20 < 0, "SGLang's sum leaves nothing"
+    assert budget(0.1, 20, _ranks(4, 0.05, 12), 1) == pytest.approx(1.8)
+
+
+def test_ranks_share_what_is_left() -> None:
+    assert budget(0.1, 20, _ranks(4, 0.05, 2), 1) == pytest.approx(0.5)
+    assert budget(0.1, 20, _ranks(4, 0.05, 2), 2) == pytest.approx(0.25), "two replicas"
+    assert budget(0.1, 20, [*_ranks(2, 0.5, 12), *_ranks(2, 0.5, 1, node=1)], 1) == 0.5
+
+
+def test_weights_beyond_the_fraction_leave_none() -> None:
+    assert budget(0.3, 20, _ranks(2, 4, 12), 1) == pytest.approx(-2)
+
+
+@pytest.mark.parametrize(("free", "allowed"), [(12.0, 4.75), (3.0, 3.0)])
+def test_sglangs_sum_with_our_baseline(
+    monkeypatch: pytest.MonkeyPatch, free: float, allowed: float
+) -> None:
+    monkeypatch.setattr(common, "get_available_gpu_memory", lambda *_: free)
+    monkeypatch.setattr(common, "get_cpu_ids_by_node", lambda: ["0,1"])
+    monkeypatch.setattr(kv_budget, "held", lambda: (1 << 30) // 4)
+    kv_budget._before.held = 0
+    alone = SimpleNamespace(
+        node_rank=0, num_dp_ranks=1, attn_dp_size=1, world_group=SimpleNamespace(world_size=1)
+    )
+    before = free_before(0.25, 20.0, alone)
+    assert free - before * (1 - 0.25) == pytest.approx(allowed)
+    # Where nothing is left the message is SGLang's, with what it measured.
+    assert free_before(0.01, 20.0, alone) == 20.0
+
+
+def test_mapped_files_are_not_held(tmp_path: Path) -> None:
+    start = held()
+    rows = torch.ones(64 * MIB // 4)
+    assert 60 * MIB < held() - start < 80 * MIB
+    del rows
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(64 * MIB))
+    start = held()
+    with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[at] for at in range(0, len(mapped), 4096)) == 0
+        assert held() - start < 8 * MIB
