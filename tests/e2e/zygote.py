@@ -47,8 +47,9 @@ def _warm() -> None:
 
 
 def _fork_replicas_in_turn() -> None:
-    """SGLang starts replicas from a thread each; a child forked while another thread holds a lock
-    (imports, logs) waits for it for ever. Spawned children, as users have, hold none."""
+    """SGLang starts replicas from a thread each. While the second logs that it starts, it holds the
+    lock of the buffer behind stdout; a first replica forked in that moment waits for it for ever at
+    its own first line. Spawned children, as users have, hold no lock."""
     from sglang.srt.managers.data_parallel_controller import DataParallelController as Controller
 
     launch, turn = Controller.launch_tensor_parallel_group, threading.Lock()
