@@ -14,6 +14,8 @@ from sglang.srt.utils import common
 
 from sglang_ext.srt import kv_budget
 from sglang_ext.srt.kv_budget import Holding, budget, free_before, held
+from tests.adapters.model_world import model_world
+from tests.tiny import make_target
 
 MIB = 1 << 20
 
@@ -76,3 +78,18 @@ def test_mapped_files_are_not_held(tmp_path: Path) -> None:
     with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[at] for at in range(0, len(mapped), 4096)) == 0
         assert held() - start < 8 * MIB
+
+
+def test_a_start_survives_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fifths of the machine's free memory are gone when the weights are loaded."""
+    free, begin = common.get_free_cpu_memory, kv_budget.begin
+
+    def neighbour() -> None:
+        begin()
+        monkeypatch.setattr(common, "get_free_cpu_memory", lambda: free() * 3 // 5)
+
+    monkeypatch.setattr(kv_budget, "begin", neighbour)
+    target = make_target(tmp_path / "model", "qwen3")
+    with model_world(target, "float32", mem_fraction_static=0.1) as world:
+        assert world.runner.max_total_num_tokens == 1024
+    assert common.get_free_cpu_memory is not free
