@@ -30,6 +30,30 @@ def _combine_without_other_ranks() -> None:
     ExpertExchange.begin_collect = faulty  # type: ignore[method-assign]
 
 
+def _slots_go_back_sorted() -> None:
+    """In low latency rows go back in the order of slots, not in that in which they came."""
+    from sglang_ext.srt.parallel.deep_ep_low_latency import LowLatencyExchange
+
+    original = LowLatencyExchange.combine
+
+    def faulty(self: Any, traffic: Any, x: Tensor, ids: Tensor, weights: Tensor, way: Any) -> Any:
+        way = dataclasses.replace(way, slots=way.slots.sort().values)
+        return original(self, traffic, x, ids, weights, way)
+
+    LowLatencyExchange.combine = faulty  # type: ignore[method-assign]
+
+
+def _rows_leave_after_first_expert() -> None:
+    """Under single-batch overlap a row goes back with the first of its experts, not the last."""
+    from sglang_ext.core.dispatch import ExpertBlocks
+
+    def faulty(self: Any, local: Tensor) -> Tensor:
+        first = local.long().masked_fill(local < 0, self.per_rank).amin(dim=1)
+        return torch.div(first % self.per_rank * self.parts, self.per_rank, rounding_mode="floor")
+
+    ExpertBlocks.part_of = faulty  # type: ignore[method-assign]
+
+
 def _expert_weights_stay() -> None:
     """The map of experts changes and their weights do not move."""
     from sglang.srt.eplb import expert_location_updater
@@ -51,6 +75,53 @@ def _cp_mask_shifted() -> None:
         return dataclasses.replace(local, keys=keys)
 
     portable.local_rows = faulty
+
+
+def _kv_in_rank_order() -> None:
+    """Under interleaved CP keys and values are written in the order of ranks."""
+    from sglang.srt.layers.cp.base import get_cp_strategy
+
+    from sglang_ext.srt.attention import portable
+
+    original = portable.gather_rows
+
+    def faulty(x: Tensor, batch: Any) -> Tensor:
+        whole, size = original(x, batch), get_cp_strategy().cp_size
+        return torch.cat([whole[rank::size] for rank in range(size)])
+
+    portable.gather_rows = faulty
+
+
+def _compressor_rows_lost() -> None:
+    """Under interleaved CP the last rank's rows do not reach DeepSeek-V4's compressors."""
+    from sglang.srt.layers.cp.base import get_cp_strategy
+
+    from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs
+
+    original = Dsv4Inputs.with_rows
+
+    def faulty(self: Any, change: Any) -> Any:
+        whole = original(self, change)
+        if whole.new is None:
+            return whole
+        size, raw = get_cp_strategy().cp_size, whole.new.raw.clone()
+        raw[size - 1 :: size] = 0
+        return dataclasses.replace(whole, new=dataclasses.replace(whole.new, raw=raw))
+
+    Dsv4Inputs.with_rows = faulty  # type: ignore[method-assign]
+
+
+def _stage_without_residual() -> None:
+    """A pipeline stage starts from what the last layer added, not from the sum so far."""
+    from sglang.srt.layers.layer_boundary import stage
+
+    original = stage.from_pp
+
+    def faulty(tensors: Any, **options: Any) -> Any:
+        hidden, residual = original(tensors, **options)
+        return hidden, torch.zeros_like(residual)
+
+    stage.from_pp = faulty
 
 
 def _second_half_without_first() -> None:
@@ -95,8 +166,13 @@ def _features_of_first_half() -> None:
 
 LAYOUT_FAULTS: dict[str, Callable[[], None]] = {
     "combine without other ranks": _combine_without_other_ranks,
+    "slots go back sorted": _slots_go_back_sorted,
+    "rows leave after the first expert": _rows_leave_after_first_expert,
     "expert weights stay": _expert_weights_stay,
     "CP mask shifted": _cp_mask_shifted,
+    "K/V in the order of ranks": _kv_in_rank_order,
+    "compressor rows lost": _compressor_rows_lost,
+    "stage without residual": _stage_without_residual,
     "second half without the first": _second_half_without_first,
     "features in the order of ranks": _features_in_rank_order,
     "features of the first half alone": _features_of_first_half,

@@ -188,9 +188,14 @@ def test_an_idle_controller_rests(stand: Stand) -> None:
 # (fault, and the layout, the model and the algorithm that must show it)
 CONTROLS = (
     ("combine without other ranks", "ep2 deepep normal", EXPERTS, NONE),
+    ("slots go back sorted", "ep2 deepep low_latency", EXPERTS, NONE),
+    ("rows leave after the first expert", "single-batch overlap", EXPERTS, NONE),
     ("expert weights stay", "eplb static", EXPERTS, NONE),
     ("expert weights stay", "eplb dynamic", V4, NONE),
     ("CP mask shifted", "cp2 zigzag", DENSE, NONE),
+    ("K/V in the order of ranks", "cp2 interleave", DENSE, NONE),
+    ("compressor rows lost", "cp2 interleave", V4, NONE),
+    ("stage without residual", "pp2", EXPERTS, NONE),
     ("second half without the first", "two-batch overlap", EXPERTS, DSPARK),
 )
 
