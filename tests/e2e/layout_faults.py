@@ -1,6 +1,6 @@
 """Faults of parallel layouts, planted like those of `faults`.
 
-Each must change an answer, or what is accepted of a draft.
+Each must change an answer, how sure it is, or what is accepted of a draft.
 """
 
 from __future__ import annotations
@@ -75,21 +75,6 @@ def _cp_mask_shifted() -> None:
         return dataclasses.replace(local, keys=keys)
 
     portable.local_rows = faulty
-
-
-def _kv_in_rank_order() -> None:
-    """Under interleaved CP keys and values are written in the order of ranks."""
-    from sglang.srt.layers.cp.base import get_cp_strategy
-
-    from sglang_ext.srt.attention import portable
-
-    original = portable.gather_rows
-
-    def faulty(x: Tensor, batch: Any) -> Tensor:
-        whole, size = original(x, batch), get_cp_strategy().cp_size
-        return torch.cat([whole[rank::size] for rank in range(size)])
-
-    portable.gather_rows = faulty
 
 
 def _compressor_rows_lost() -> None:
@@ -170,7 +155,6 @@ LAYOUT_FAULTS: dict[str, Callable[[], None]] = {
     "rows leave after the first expert": _rows_leave_after_first_expert,
     "expert weights stay": _expert_weights_stay,
     "CP mask shifted": _cp_mask_shifted,
-    "K/V in the order of ranks": _kv_in_rank_order,
     "compressor rows lost": _compressor_rows_lost,
     "stage without residual": _stage_without_residual,
     "second half without the first": _second_half_without_first,
