@@ -104,6 +104,19 @@ def nsa() -> None:
         op.native_sparse_attention_triton(q, keys, gates, _long(TOKENS), spec, 192**-0.5)
 
 
+def nsa_compress() -> None:
+    """The paper's sizes: keys of 192 and values of 128 of 4 heads, entries of 32 tokens."""
+    from sglang_ext.core.nsa import NsaSpec
+    from sglang_ext.kernels.nsa_compress import triton as op
+
+    spec = NsaSpec()
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (192, 128):
+            x, position = (_meta(rows, 4, dim, dtype=dtype) for rows in (4096, spec.length))
+            weight = _meta(4, spec.length, dim, dim, dtype=dtype)
+            op.compress_entries_triton(x, position, weight, spec)
+
+
 def compress() -> None:
     """CSA and HCA entries of 512 and index keys of 128."""
     from sglang_ext.kernels.compress import triton as op
@@ -121,6 +134,27 @@ def indexer() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         q, pool = _meta(4, 25, 64, 128, dtype=dtype), _meta(65536, 128, dtype=dtype)
         op.index_scores_triton(q, _wide(4, 25, 64), pool, _long(4, 8192), _long(4, 25))
+
+
+def index_vectors() -> None:
+    """64 index heads of 128, 64 dims of them rotated; V3.2's as they are and for fp8, and V4's."""
+    from sglang_ext.kernels.index_vectors import Precision
+    from sglang_ext.kernels.index_vectors import triton as op
+
+    angles, norm = (_wide(TOKENS, 32), _wide(TOKENS, 32)), (_meta(128), _meta(128))
+    q, k = _meta(TOKENS, 64, 128), _meta(TOKENS, 1, 128)
+    for precision in Precision:
+        op.index_vectors_triton(q, None, *angles, precision)
+        op.index_vectors_triton(k, norm, *angles, precision)
+    op.trailing_pairs_triton(q, *angles)
+
+
+def top_k() -> None:
+    """The best 512 of 8192 entries (V4), and the best 2048 of as many tokens (V3.2)."""
+    from sglang_ext.kernels.top_k import triton as op
+
+    for count in (512, 2048):
+        op.best_entries_triton(_wide(4, 25, 8192), _long(4, 8192), _long(4, 25), count)
 
 
 def sparse_attention() -> None:
@@ -170,11 +204,14 @@ OPS: dict[str, Callable[[], None]] = {
     "quant": quant,
     "grouped_output": grouped_output,
     "compress": compress,
+    "index_vectors": index_vectors,
     "indexer": indexer,
     "indexer_v32": indexer_v32,
+    "top_k": top_k,
     "sparse_attention": sparse_attention,
     "latent_attention": latent_attention,
     "nsa": nsa,
+    "nsa_compress": nsa_compress,
 }
 
 

@@ -92,11 +92,25 @@ class NsaKeys(NamedTuple):
 def entry_windows(x: Tensor, spec: NsaSpec) -> Tensor:
     """The tokens of every entry, a view: x [tokens, heads, dim] -> [entries, length, heads, dim].
 
-    What the learned compression phi reads. `entry_windows(x, spec).mean(1)` is its simplest form.
+    What the learned compression phi reads.
     """
     if x.shape[0] < spec.length:
         return x.new_empty(0, spec.length, *x.shape[1:])
     return x.unfold(0, spec.length, spec.stride).movedim(-1, 1)
+
+
+def compress_entries(x: Tensor, position: Tensor, weight: Tensor, spec: NsaSpec) -> Tensor:
+    """entry[e, g] = sum over i of (x[e * stride + i, g] + position[i, g]) weight[g, i].
+
+    The learned compression phi (section 3.3.1) with a linear layer over the block and an encoding
+    of the place inside it; of a deeper network this is the first layer. A mean over the block is
+    weight[g, i] = identity / length.
+
+    x [tokens, heads, dim], position [length, heads, dim], weight [heads, length, dim, out dim]
+    -> [entries, heads, out dim] in the dtype of x, summed in float32.
+    """
+    rows = entry_windows(x, spec) + position
+    return torch.einsum("elgd,gldo->ego", rows.float(), weight.float()).to(x.dtype)
 
 
 def visible_entries(positions: Tensor, spec: NsaSpec) -> Tensor:
@@ -140,28 +154,39 @@ def block_importance(probabilities: Tensor, blocks: int, spec: NsaSpec) -> Tenso
     return pieces[..., :wanted].unflatten(-1, (blocks, per_block)).sum(dim=-1)
 
 
-def select_blocks(importance: Tensor, positions: Tensor, spec: NsaSpec) -> Tensor:
-    """The blocks each query attends to, by rising number; the lower block wins among equals.
+def ranked_blocks(importance: Tensor, positions: Tensor, spec: NsaSpec) -> tuple[Tensor, Tensor]:
+    """What decides about each block, and how many leading blocks each query sees.
 
-    Blocks after the query's own are out. The first and the local ones are in before any other.
+    The first and the local blocks are above any other; those after the query's own are not seen.
 
     Args:
         importance: [rows, key heads, blocks].
         positions: [rows] int.
 
     Returns:
+        [rows, key heads, blocks], infinite for the fixed ones, and [rows] int.
+    """
+    block = torch.arange(importance.shape[-1], device=importance.device)
+    own = (positions // spec.block).unsqueeze(1)
+    fixed = (block < spec.first) | ((block > own - spec.local) & (block <= own))
+    return importance.masked_fill(fixed.unsqueeze(1), float("inf")), own.squeeze(1) + 1
+
+
+def select_blocks(importance: Tensor, positions: Tensor, spec: NsaSpec) -> Tensor:
+    """The blocks each query attends to, by rising number; the lower block wins among equals.
+
+    importance, positions: as `ranked_blocks`.
+
+    Returns:
         [rows, key heads, count] int64, -1 in the places that nothing fills.
     """
     blocks = importance.shape[-1]
-    block = torch.arange(blocks, device=importance.device)
-    own = (positions // spec.block).unsqueeze(1)
-    fixed = (block < spec.first) | ((block > own - spec.local) & (block <= own))
-    future = block > own
-    ranked = importance.masked_fill(fixed.unsqueeze(1), float("inf"))
-    ranked = ranked.masked_fill(future.unsqueeze(1), float("-inf"))
+    ranked, visible = ranked_blocks(importance, positions, spec)
+    visible = visible.view(-1, 1, 1)
+    future = torch.arange(blocks, device=importance.device) >= visible
+    ranked = ranked.masked_fill(future, float("-inf"))
     order = torch.sort(ranked, dim=-1, descending=True, stable=True).indices[..., : spec.count]
-    out = order > own.unsqueeze(1)
-    chosen = order.masked_fill(out, blocks).sort(dim=-1).values
+    chosen = order.masked_fill(order >= visible, blocks).sort(dim=-1).values
     chosen = chosen.masked_fill(chosen == blocks, -1)
     return F.pad(chosen, (0, spec.count - chosen.shape[-1]), value=-1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -65,6 +66,21 @@ def test_chunked_prefill(stand: Stand, chunk: int) -> None:
     mixed = ("--enable-mixed-chunk",) if chunk in (3, 7, 129) else ()
     client = _server(stand, "--chunked-prefill-size", chunk, *mixed)
     assert ids_of(run_batches(client)) == stand.plain_answers(KIND)
+
+
+def test_aborts_inside_a_prompt(stand: Stand) -> None:
+    """Between any two chunks; the next requests get the slots, and none is lost."""
+    client = _server(stand, "--chunked-prefill-size", 7, "--enable-mixed-chunk")
+    for n in range(3):
+        client.flush()
+        with ThreadPoolExecutor(1) as pool:
+            gone = pool.submit(client.generate, random_prompt(1500, n), greedy(9), rid=f"gone-{n}")
+            while client.load()["num_used_tokens"] < 150 * n + 1:
+                assert not gone.done()
+            client.abort(f"gone-{n}")
+            assert gone.result().finish == "abort"
+    assert ids_of(run_batches(client)) == stand.plain_answers(KIND)
+    assert client.settle() == 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -67,35 +69,70 @@ def test_bundled_draft_changes_nothing(stand: Stand, target: Path) -> None:
 
 
 def scripted(stand: Stand, spec: Spec, texts: list[list[int]], folder: Path) -> Server:
-    """A server whose drafts come from `texts`, right for a changing number of rows."""
+    """A server whose drafts come from `texts`, right for as many rows as a request asks for."""
     script = folder / "script.json"
     script.write_text(json.dumps(texts))
     env = dict(spec.env) | {VARIABLE: SCRIPTED, SCRIPT: str(script)}
     return stand.server(Spec.of(*spec.argv, env=env))
 
 
+@dataclass(frozen=True)
+class Walk:
+    """A request whose verifications of 1 + gamma rows keep 1 + kept, from position `first` on."""
+
+    gamma: int
+    kept: int
+    first: int
+
+    @property
+    def rid(self) -> str:
+        return f"{self.kept}-of-{self.gamma}-from-{self.first}"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        custom = {"speculative": True, "gamma": self.gamma}
+        return greedy(WALKED, ignore_eos=True, custom_params=custom)
+
+
+# Behind `first`: every position modulo 128, and what is behind the end of the longest block.
+WALKED = 142
+# From each of 1 + kept places, so that all residues are met.
+WALKS = [
+    Walk(gamma, kept, 2 + lag)
+    for gamma in range(1, 9)
+    for kept in range(gamma + 1)
+    for lag in range(kept + 1)
+]
+
+
 def test_rejection_at_every_place(
     stand: Stand, target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Every accepted count of gamma 1 to 8, at positions around the ends of blocks.
+    """Every accepted count of gamma 1 to 8 at every position modulo 4 and 128.
 
-    One server drafts eight tokens; smaller gammas are asked for by the requests.
+    One text, of which every beginning is a prompt that the rest answers; all walks run at once.
     """
-    prompts = [random_prompt(edge, 7000 + edge) for edge in EDGES]
-    params = greedy(NEW, ignore_eos=True)
-    answers = plain(stand, target).client.batch(prompts, params)
-    texts = [p + list(a.ids) for p, a in zip(prompts, answers, strict=True)]
+    length = max(walk.first for walk in WALKS) + WALKED
+    start = random_prompt(2, 7000)
+    params = greedy(length - 2, ignore_eos=True)
+    text = start + plain(stand, target).client.generate(start, params).ids
+    assert len(set(text)) > 30
     draft = stand.checkpoints.draft("DFLASH", "zlab")
-    spec = stand.spec("DFLASH", draft, target, 8)
-    client = scripted(stand, spec, texts, tmp_path_factory.mktemp("script")).client
-    for gamma in range(1, 9):
-        client.flush()
-        capped = params | {"custom_params": {"speculative": True, "gamma": gamma}}
-        replies = client.batch(prompts, capped)
-        assert [r.ids for r in replies] == [a.ids for a in answers], gamma
-        counts = accepted([replies])
-        assert len(counts) == gamma + 1
-        assert all(counts), f"gamma {gamma}: accepted counts that never occurred: {counts}"
+    room = ("--max-running-requests", len(WALKS), "--max-total-tokens", len(WALKS) * (length + 16))
+    spec = stand.spec("DFLASH", draft, target, 8, *room)
+    client = scripted(stand, spec, [text], tmp_path_factory.mktemp("script")).client
+    prompts, rids = [text[: walk.first] for walk in WALKS], [walk.rid for walk in WALKS]
+    replies = client.batch(prompts, [walk.params for walk in WALKS], rid=rids)
+    met = set()
+    for walk, reply in zip(WALKS, replies, strict=True):
+        assert reply.ids == text[walk.first : walk.first + WALKED], walk
+        # The last round may end with the answer.
+        rounds = reply.accepted[walk.kept]
+        assert sum(reply.accepted) - rounds <= 1, (walk, reply.accepted)
+        met |= {
+            (walk.gamma, walk.kept, (walk.first + n * (walk.kept + 1)) % 128) for n in range(rounds)
+        }
+    assert len(met) == sum(128 * (gamma + 1) for gamma in range(1, 9))
 
 
 def drafted(

@@ -11,6 +11,8 @@ from sglang_ext.kernels.nsa.reference import (
     native_sparse_attention_reference,
     selected_blocks_reference,
 )
+from sglang_ext.kernels.nsa_compress import compress_entries
+from sglang_ext.kernels.nsa_compress.reference import compress_entries_reference
 from tests.kernels.backend import MATMUL_DTYPES, Backend
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -158,6 +160,70 @@ def test_entry_windows() -> None:
     assert windows[:, :, 0, 0].tolist() == [[2.0 * i + j for j in range(4)] for i in range(4)]
     assert nsa.entry_windows(x[:3], spec).shape == (0, 4, 1, 1)
     assert [spec.entries(n) for n in (3, 4, 5, 6)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim", "out_dim"),
+    [(61, 2, 11, 7), (8, 1, 1, 1), (150, 3, 70, 66), (7, 2, 5, 3), (0, 2, 5, 3)],
+)
+def test_compression(
+    tokens: int, heads: int, dim: int, out_dim: int, dtype: torch.dtype, backend: Backend
+) -> None:
+    """Tiles in every direction, one entry, no entry yet, no tokens."""
+    spec = NsaSpec(8, 4, 16, 3, 1, 1, 13)
+    generator = torch.Generator().manual_seed(tokens)
+    x, position, weight = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((tokens, heads, dim), (8, heads, dim), (heads, 8, dim, out_dim))
+    )
+    placed = [backend.place(part) for part in (x, position, weight)]
+    found = compress_entries(*placed, spec, implementation=backend.implementation)
+    assert found.dtype == dtype
+    assert found.shape == (spec.entries(tokens), heads, out_dim)
+    expected = compress_entries_reference(x, position, weight, spec)
+    tolerance = 5e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_compression_can_be_a_mean_and_knows_places(backend: Backend) -> None:
+    spec = NsaSpec(8, 4, 16, 3, 1, 1, 13)
+    x = torch.randn(41, 2, 5, generator=torch.Generator().manual_seed(0))
+    position = torch.zeros(8, 2, 5)
+    weight = (torch.eye(5) / 8).expand(2, 8, 5, 5)
+
+    def run() -> torch.Tensor:
+        placed = [backend.place(part) for part in (x, position, weight)]
+        return compress_entries(*placed, spec, implementation=backend.implementation).cpu()
+
+    mean = nsa.entry_windows(x, spec).mean(dim=1)
+    torch.testing.assert_close(run(), mean, rtol=1e-5, atol=1e-6)
+    position[3, 1] = 8.0
+    mean[:, 1] += 1.0
+    torch.testing.assert_close(run(), mean, rtol=1e-5, atol=1e-6)
+    weight = torch.zeros(2, 8, 5, 5)
+    weight[:, 6] = torch.eye(5)
+    torch.testing.assert_close(run(), x[6:39:4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("x", torch.zeros(9, 5), r"x: expected float \[tokens, key heads, dim\]"),
+        ("position", torch.zeros(7, 2, 5), r"position: expected torch.float32 \[8, 2, 5\]"),
+        ("weight", torch.zeros(2, 8, 4, 3), r"weight: expected torch.float32 \[2, 8, 5, 3\]"),
+        ("weight", torch.zeros(2, 8, 5), r"weight: expected .* \[2, 8, 5, 'out dim'\]"),
+        ("weight", torch.zeros(2, 8, 5, 3).half(), "weight: expected torch.float32"),
+    ],
+)
+def test_compression_refuses(name: str, wrong: torch.Tensor, message: str) -> None:
+    given = {
+        "x": torch.zeros(9, 2, 5),
+        "position": torch.zeros(8, 2, 5),
+        "weight": torch.zeros(2, 8, 5, 3),
+    }
+    with pytest.raises(ValueError, match=message):
+        compress_entries(**(given | {name: wrong}), spec=NsaSpec(8, 4, 16, 3, 1, 1, 13))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from sglang_ext.core.quant import act_quant
+from sglang_ext.kernels.index_vectors import Precision, index_key, index_query
+from sglang_ext.kernels.index_vectors.reference import index_key_reference, index_query_reference
 from sglang_ext.kernels.indexer_v32 import select_tokens, select_tokens_fp8
 from sglang_ext.kernels.indexer_v32.reference import (
     select_tokens_fp8_reference,
@@ -176,6 +178,84 @@ def test_every_e4m3_code_and_scale_is_decoded(backend: Backend) -> None:
         )
         best = sorted(range(len(codes)), key=lambda j: (-max(float(values[j]), 0.0), j))[:top_k]
         assert found.flatten().tolist() == sorted(best)
+
+
+def _angles(tokens: int, half: int) -> tuple[Tensor, Tensor]:
+    angle = 3 * _random(tokens, half, seed=6)
+    return angle.cos(), angle.sin()
+
+
+# tokens, heads, dim, rotated half, precision
+VECTORS = [
+    pytest.param(1, 1, 2, 1, Precision.EXACT, id="one pair"),
+    pytest.param(5, 3, 11, 2, Precision.EXACT, id="prime sizes, a part that does not turn"),
+    pytest.param(19, 2, 24, 12, Precision.EXACT, id="every dim turns, rows beyond a tile"),
+    pytest.param(3, 2, 5, 0, Precision.EXACT, id="no rotation"),
+    pytest.param(0, 2, 8, 2, Precision.EXACT, id="no tokens"),
+    pytest.param(3, 2, 2, 1, Precision.FP8, id="two dims in fp8"),
+    pytest.param(17, 1, 16, 4, Precision.FP8, id="fp8, rows beyond a tile"),
+    pytest.param(2, 2, 128, 32, Precision.FP8, id="fp8, the published sizes"),
+    pytest.param(1, 2, 256, 8, Precision.FP8, id="two scales per vector"),
+    pytest.param(0, 2, 8, 2, Precision.FP8, id="no tokens in fp8"),
+]
+
+
+def _sized(x: Tensor) -> Tensor:
+    """Vectors whose sizes differ by powers of two, one of them smaller than any scale."""
+    return x * 2.0 ** torch.arange(-20, 20, 5).repeat(x.numel() + 1)[: x[..., 0].numel()].view(
+        *x.shape[:-1], 1
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("tokens", "heads", "dim", "half", "precision"), VECTORS)
+def test_index_vectors(
+    tokens: int, heads: int, dim: int, half: int, precision: Precision,
+    dtype: torch.dtype, backend: Backend,
+) -> None:  # fmt: skip
+    """In fp16 as in fp32: what is rounded on the way is rounded in the same places."""
+    q = _random(tokens, heads, dim).to(dtype)
+    k = (_random(tokens, dim, seed=1) + 2).to(dtype)
+    q, k = (_sized(q), k) if dtype == torch.float32 else (q, k)
+    weight, bias = 1 + _random(dim, seed=2), _random(dim, seed=3)
+    angles = _angles(tokens, half)
+    placed = [backend.place(x) for x in angles]
+    found_q = index_query(
+        backend.place(q), *placed, precision, implementation=backend.implementation
+    )
+    norm = [backend.place(x) for x in (weight, bias)]
+    found_k = index_key(
+        backend.place(k), *norm, *placed, precision, implementation=backend.implementation
+    )
+    loose = {"rtol": 2e-3, "atol": 2e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-6}
+    for found, expected in (
+        (found_q, index_query_reference(q, *angles, precision)),
+        (found_k, index_key_reference(k, weight, bias, *angles, precision)),
+    ):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.cpu().float(), expected, **loose)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(2, 8)}, r"q: expected float \[tokens, heads, dim\], found .* \[2, 8\]"),
+        ({"q": torch.zeros(2, 3, 8).int()}, "q: expected float"),
+        (
+            {"cos": torch.zeros(2, 5)},
+            r"cos: expected \[2, half\] with half at most 4, found",
+        ),
+        ({"cos": torch.zeros(3, 2)}, r"cos: expected \[2, half\]"),
+        ({"sin": torch.zeros(2, 1)}, r"sin: expected \[2, 2\] as cos, found \[2, 1\]"),
+        ({"q": torch.zeros(2, 3, 12)}, "q: expected a power of two as dim for fp8, found 12"),
+    ],
+)
+def test_index_vectors_refuse(change: dict[str, Tensor], message: str) -> None:
+    given = {"q": torch.zeros(2, 3, 8), "cos": torch.zeros(2, 2), "sin": torch.zeros(2, 2)}
+    with pytest.raises(ValueError, match=message):
+        index_query(**(given | change), precision=Precision.FP8)
+    with pytest.raises(ValueError, match=r"bias: expected \[8\], found \[7\]"):
+        index_key(given["q"][:, 0], torch.ones(8), torch.ones(7), given["cos"], given["sin"])
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the chunks of the Triton path")

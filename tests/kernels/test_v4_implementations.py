@@ -9,10 +9,14 @@ from torch import Tensor
 from sglang_ext.core.compress import CSA, HCA, block_positions, raw_width
 from sglang_ext.kernels.compress import compress_blocks
 from sglang_ext.kernels.compress.reference import compress_blocks_reference
+from sglang_ext.kernels.index_vectors import index_query_v4
+from sglang_ext.kernels.index_vectors.reference import index_query_v4_reference
 from sglang_ext.kernels.indexer import select_entries
 from sglang_ext.kernels.indexer.reference import select_entries_reference
 from sglang_ext.kernels.sparse_attention import Rows, sparse_attention
 from sglang_ext.kernels.sparse_attention.reference import sparse_attention_reference
+from sglang_ext.kernels.top_k import best_entries
+from sglang_ext.kernels.top_k.reference import best_entries_reference
 from tests.kernels.backend import INTERPRETED, MATMUL_DTYPES, Backend
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -47,6 +51,22 @@ def test_compressor(ratio: int, dim: int, rope: int, blocks: int, backend: Backe
     )  # fmt: skip
     expected = compress_blocks_reference(raw, members, weight, 1e-2, cos, sin, ratio)
     torch.testing.assert_close(found.cpu(), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim", "half"), [(1, 1, 2, 1), (5, 7, 11, 3), (3, 2, 40, 20), (0, 2, 8, 2)]
+)
+def test_index_queries(
+    tokens: int, heads: int, dim: int, half: int, dtype: torch.dtype, backend: Backend
+) -> None:
+    q, angle = _random(tokens, heads, dim).to(dtype), 3 * _random(tokens, half, seed=1)
+    arguments = [backend.place(x) for x in (q, angle.cos(), angle.sin())]
+    found = index_query_v4(*arguments, implementation=backend.implementation)
+    assert found.dtype == dtype
+    expected = index_query_v4_reference(q, angle.cos(), angle.sin()).to(dtype)
+    loose = {"rtol": 1e-3, "atol": 1e-5} if dtype == torch.float16 else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(found.cpu(), expected, **loose)
 
 
 def test_an_odd_dim_is_refused_by_name() -> None:
@@ -100,6 +120,68 @@ def test_indexer_without_rows_or_entries(backend: Backend) -> None:
     assert select_entries(*none, 4, **options).shape == (2, 0, 4)
     empty = [backend.place(x) for x in (q, weights, pool, slots[:, :0], visible * 0)]
     assert select_entries(*empty, 4, **options).shape == (2, 3, 0)
+
+
+def _listed(batch: int, rows: int, entries: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values of entries in any order, and some rows that see few entries or none."""
+    generator = torch.Generator().manual_seed(entries)
+    values = torch.randperm(batch * entries, generator=generator).view(batch, entries)
+    visible = torch.randint(0, entries + 1, (batch, rows), generator=generator)
+    visible[0, :1] = entries
+    return _random(batch, rows, entries, seed=11), values, visible
+
+
+@pytest.mark.parametrize("kind", ["any", "few values", "all equal"])
+@pytest.mark.parametrize(
+    ("batch", "rows", "entries", "top_k"),
+    [(2, 5, 11, 4), (1, 3, 2500, 1100), (3, 2, 1024, 1), (2, 3, 7, 9), (2, 0, 5, 2), (2, 3, 0, 2)],
+)
+def test_best_entries(
+    batch: int, rows: int, entries: int, top_k: int, kind: str, backend: Backend
+) -> None:
+    scores, values, visible = _listed(batch, rows, entries)
+    if kind == "few values":
+        # Both zeros among them, which are one.
+        scores = scores.round().clamp(-1, 1) * 1e-3
+    elif kind == "all equal":
+        scores = torch.full_like(scores, -2.5)
+    unseen = torch.arange(entries) >= visible.unsqueeze(-1)
+    placed = [backend.place(x) for x in (scores.masked_fill(unseen, float("nan")), values, visible)]
+    found = best_entries(*placed, top_k, implementation=backend.implementation)
+    assert torch.equal(found.cpu(), best_entries_reference(scores, values, visible, top_k))
+
+
+def test_best_entries_of_every_size(backend: Backend) -> None:
+    """Neighbours in every digit of the float, both infinities, subnormal numbers."""
+    one = torch.tensor([1.0, 1e-3, 3e38, 1e-40, 2.5e-39])
+    near = torch.cat([one.view(torch.int32) + step for step in (0, 1, 255, 256, 65536)])
+    ends = torch.tensor([0.0, -0.0, float("inf"), float("-inf")])
+    scores = torch.cat((near.view(torch.float32), -near.view(torch.float32), ends))
+    scores = scores[torch.randperm(len(scores), generator=torch.Generator().manual_seed(0))]
+    scores = scores[~scores.isnan()].view(1, 1, -1)
+    values = torch.arange(scores.shape[-1]).unsqueeze(0)
+    visible = torch.tensor([[scores.shape[-1]]])
+    placed = [backend.place(x) for x in (scores, values, visible)]
+    for top_k in range(1, scores.shape[-1] + 1):
+        found = best_entries(*placed, top_k, implementation=backend.implementation)
+        assert torch.equal(found.cpu(), best_entries_reference(scores, values, visible, top_k))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("scores", torch.zeros(2, 3, 5).half(), "scores: expected float32 .* found torch.float16"),
+        ("values", torch.zeros(2, 4).long(), r"values: expected int64 \[2, 5\]"),
+        ("values", torch.zeros(2, 5).int(), r"values: expected int64 \[2, 5\], found torch.int32"),
+        ("visible", torch.zeros(3, 2).long(), r"visible: expected int64 \[2, 3\]"),
+        ("top_k", 0, "top_k: expected at least 1, found 0"),
+    ],
+)
+def test_best_entries_refuse(name: str, wrong: object, message: str) -> None:
+    scores, values, visible = _listed(2, 3, 5)
+    given: dict[str, object] = {"scores": scores, "values": values, "visible": visible, "top_k": 2}
+    with pytest.raises(ValueError, match=message):
+        best_entries(**(given | {name: wrong}))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the chunks of the Triton path")

@@ -228,8 +228,8 @@ def _indexer_rotates_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _hadamard_on_queries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = deepseek_v4_attention.index_query
-    monkeypatch.setattr(deepseek_v4_attention, "index_query", lambda *a: hadamard(real(*a)))
+    real = deepseek_v4_attention.index_query_v4
+    monkeypatch.setattr(deepseek_v4_attention, "index_query_v4", lambda *a: hadamard(real(*a)))
 
 
 def _streams_swapped(monkeypatch: pytest.MonkeyPatch) -> None:

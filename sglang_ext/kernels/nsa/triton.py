@@ -6,7 +6,7 @@ all of them; that is what the selection by key head is for. Four kernels:
     _importance   the same probabilities again, added up per block
     _selected     the gated selection branch, added
     _window       the gated window branch, added
-The best blocks are sorted out by `core.nsa.select_blocks`, on the device, before `_selected`.
+Before `_selected`, `kernels.top_k` picks the best blocks.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,10 +16,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
-from sglang_ext.core.nsa import NsaKeys, NsaSpec, select_blocks, visible_entries
+from sglang_ext.core.nsa import NsaKeys, NsaSpec, ranked_blocks, visible_entries
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
 from sglang_ext.kernels.online_softmax import softmax_step
+from sglang_ext.kernels.top_k.triton import best_entries_triton
 
 _BLOCK_KEYS = 32
 _MIN_ROWS = 16
@@ -251,7 +253,7 @@ def native_sparse_attention_triton(
         **sizes, BLOCKS=_BLOCK_KEYS, PER_BLOCK=spec.block // spec.stride,
         PER_ENTRY=spec.length // spec.stride,
     )  # fmt: skip
-    chosen = select_blocks(importance, positions, spec)
+    chosen = _chosen_blocks(importance, positions, spec)
     launch(
         _selected, (rows, key_heads),
         q, keys.k_block, keys.v_block, gates, chosen, positions, sums, *widths,
@@ -264,3 +266,17 @@ def native_sparse_attention_triton(
         **sizes, **values, WINDOW=spec.window,
     )  # fmt: skip
     return out
+
+
+def _chosen_blocks(importance: Tensor, positions: Tensor, spec: NsaSpec) -> Tensor:
+    """As `core.nsa.select_blocks`; [rows, key heads, blocks] -> [rows, key heads, count]."""
+    rows, key_heads, blocks = importance.shape
+    ranked, visible = ranked_blocks(importance, positions, spec)
+    chosen = best_entries_triton(
+        ranked.view(1, rows * key_heads, blocks),
+        torch.arange(blocks, device=importance.device).unsqueeze(0),
+        visible.long().repeat_interleave(key_heads).unsqueeze(0),
+        spec.count,
+    )
+    chosen = F.pad(chosen, (0, spec.count - chosen.shape[-1]), value=-1)
+    return chosen.view(rows, key_heads, spec.count)

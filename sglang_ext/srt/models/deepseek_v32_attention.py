@@ -16,9 +16,10 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_ext import env
-from sglang_ext.core.indexer_v32 import Precision, head_weights, index_key, index_query
+from sglang_ext.core.indexer_v32 import Precision, head_weights
 from sglang_ext.core.mla import UpProjection
 from sglang_ext.core.rope import rotate_trailing_pairs, split_cache
+from sglang_ext.kernels.index_vectors import index_key, index_query
 from sglang_ext.srt.attention.dsa_inputs import DsaInputs
 from sglang_ext.srt.models.deepseek_v32_config import DeepseekV32Config
 from sglang_ext.srt.models.norms import rms_norm

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from sglang_ext import env
 from sglang_ext.core.compress import CSA, raw_rows, series_of
-from sglang_ext.core.indexer_v4 import head_weights, index_query
+from sglang_ext.core.indexer_v4 import head_weights
 from sglang_ext.core.rope import rotate_trailing_pairs
 from sglang_ext.core.yarn import angles, frequencies
 from sglang_ext.kernels.grouped_output import grouped_output
+from sglang_ext.kernels.index_vectors import index_query_v4
 from sglang_ext.srt.attention.dsv4_inputs import Dsv4Inputs, IndexInputs, NewRows
 from sglang_ext.srt.models.deepseek_v4_config import DeepseekV4Config
 from sglang_ext.srt.models.norms import rms_norm
@@ -100,7 +101,7 @@ class Indexer(nn.Module):
         """x [tokens, hidden], c_q [tokens, q_lora] -> [tokens, heads, dim], [tokens, heads]."""
         q, _ = self.wq_b(c_q)
         weights, _ = self.weights_proj(x.float())
-        return index_query(q.view(-1, self.heads, self.dim), cos, sin), head_weights(weights)
+        return index_query_v4(q.view(-1, self.heads, self.dim), cos, sin), head_weights(weights)
 
 
 class SharedLatentAttention(nn.Module):
