@@ -40,7 +40,8 @@ test: lint
 	$(PYTEST) $(TIERS)
 
 test-matrix: venv
-	SGLANG_EXT_TEST_MATRIX=1 $(PY) -m pytest tests/e2e/test_layouts.py
+	SGLANG_EXT_TEST_MATRIX=1 $(PY) -m pytest tests/e2e/test_layouts.py \
+		tests/e2e/test_deepseek_v4_speculation.py::test_rejection_at_every_place
 
 test-unit: venv
 	$(PYTEST) tests/unit
