@@ -7,6 +7,8 @@ tokens runs beside it in the same loop. Before anything is timed, the selection 
 the naive reference.
 
     python -m bench.dsa_cost --out dsa_cost.json --plot dsa_cost.png
+
+Whole decode steps of a served model: `bench.dsa_decode`.
 """
 
 from __future__ import annotations
