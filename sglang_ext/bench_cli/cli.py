@@ -120,10 +120,8 @@ def bench(
                 for setting in chosen
                 if not _one_setting(setting, points, results, launch, load, first_port, say)
             ]
-            if len(refused) < len(chosen) - 1:
-                # A machine changes its pace over the minutes between two servers.
-                again = grid.points(chosen[:1], loads, numbers("--concurrency", concurrency))
-                _time(chosen[0], again, results, launch, load, first_port, say, part="again")
+            base = [p for p in points if p.setting == chosen[0]]
+            _time(results.due_again(base), results, launch, load, first_port, say, part="again")
         if plot is not None:
             draw(results.ratios(), plot)
         if markdown is not None:
@@ -218,7 +216,7 @@ def _one_setting(
                 found=results.data["gates"][setting.key]["statement"],
                 remedy="Run sglang-ext lossless with the same arguments to see why.",
             )
-    _time(setting, todo, results, launch, load, first_port, say)
+    _time(todo, results, launch, load, first_port, say)
     return True
 
 
@@ -231,7 +229,6 @@ def _argv(launch: list[str], setting: Setting) -> list[str]:
 
 
 def _time(
-    setting: Setting,
     points: list[Point],
     results: Results,
     launch: list[str],
@@ -240,21 +237,21 @@ def _time(
     say: Say,
     part: str = "points",
 ) -> None:
-    """Measure what is missing of one server's points in that part of the results."""
+    """Measure points of one server. part: of the results, `again` for the base's second turn."""
     from sglang_ext.bench_cli.tools import measure
     from sglang_ext.lossless.servers import LaunchedServer, free_port
 
-    todo = results.missing(points, part)
-    if not todo:
+    if not points:
         return
     results.require_this_machine()
-    port, again = free_port(first_port), ", again" if part == "again" else ""
-    say(f"{setting.key}{again}: starting the server on port {port}")
+    setting, port = points[0].setting, free_port(first_port)
+    turn = ", again" if part == "again" else ""
+    say(f"{setting.key}{turn}: starting the server on port {port}")
     server = LaunchedServer(_argv(launch, setting), port, 1800)
     try:
         server.wait_ready()
-        for number, point in enumerate(todo, start=1):
-            say(f"{point.key}{again} ({number} of {len(todo)})")
+        for number, point in enumerate(points, start=1):
+            say(f"{point.key}{turn} ({number} of {len(points)})")
             results.keep_point(point, measure(server.url, point, load), part)
     finally:
         server.stop()

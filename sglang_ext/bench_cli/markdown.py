@@ -80,7 +80,7 @@ def _machine(results: Results) -> str:
     said += f", {machine['cpus']} CPUs"
     many = machine.get("threads")
     said += f", {many} thread{'s' if many > 1 else ''}" if many else ""
-    busy = sorted(p["load_average"] for p in results.data["points"].values())
+    busy = sorted(results.loads())
     said += f", load average {_range([f'{load:.1f}' for load in busy])}" if busy else ""
     versions = {"SGLang": "sglang", "sglang-ext": "sglang_ext", "torch": "torch"}
     used = (f"{name} {machine[key]}" for name, key in versions.items() if key in machine)

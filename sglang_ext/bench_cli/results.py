@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,6 +13,7 @@ from typing import Any
 
 from sglang_ext.bench_cli.grid import Point, Setting
 from sglang_ext.bench_cli.tools import Load
+from sglang_ext.bench_cli.turns import averaged
 from sglang_ext.launcher.fields import Fields
 from sglang_ext.lossless.errors import CannotTest
 from sglang_ext.lossless.suite import Result
@@ -34,7 +33,6 @@ class Results:
         self.path = path
         wanted = {"launch_arguments": list(argv), "load": asdict(load)}
         self.data: dict[str, Any] = {**wanted, "machine": _machine(), "gates": {}, "points": {}}
-        self.data["again"] = {}
         if path.exists():
             self.data = self._read(wanted)
 
@@ -42,7 +40,7 @@ class Results:
         try:
             found = json.loads(self.path.read_text())
             gates, points = found["gates"], found["points"]
-            again = found.setdefault("again", {})
+            again = found.get("again", {})
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise CannotTest(
                 f"--out {self.path}", expected="results of bench", found=error, remedy=_REMEDY
@@ -80,7 +78,7 @@ class Results:
             machine.text(name, "")
         machine.whole("cpus", at_least=1)
         machine.whole("threads", 1, at_least=1)
-        for key, point in [*found["points"].items(), *found["again"].items()]:
+        for key, point in [*found["points"].items(), *found.get("again", {}).items()]:
             f = _server_fields(point, f"{where}, {key}")
             f.text("dataset")
             f.whole("concurrency", at_least=1)
@@ -111,9 +109,18 @@ class Results:
                     remedy=_REMEDY,
                 )
 
-    def missing(self, points: Sequence[Point], part: str = "points") -> list[Point]:
-        """part: `points`, or `again` for the base's second turn."""
-        return [point for point in points if point.key not in self.data[part]]
+    @property
+    def again(self) -> dict[str, Any]:
+        """The base's second turn, which is due as soon as another setting has been measured."""
+        found: dict[str, Any] = self.data.get("again", {})
+        return found
+
+    def missing(self, points: Sequence[Point]) -> list[Point]:
+        return [point for point in points if point.key not in self.data["points"]]
+
+    def due_again(self, points: Sequence[Point]) -> list[Point]:
+        """Points of the base that wait for their second turn."""
+        return [p for p in points if "again" in self.data and p.key not in self.again]
 
     def passed(self, setting: Setting) -> bool:
         """Whether the setting needs no gate, or has passed one."""
@@ -134,6 +141,9 @@ class Results:
         self._save()
 
     def keep_point(self, point: Point, figures: dict[str, Any], part: str = "points") -> None:
+        if point.setting.algorithm != "none":
+            # A second turn before this point says nothing about it.
+            self.data["again"] = {}
         self.data[part][point.key] = {
             **asdict(point.setting),
             "dataset": point.dataset.name,
@@ -156,27 +166,25 @@ class Results:
         What that load reached is the mean of its two turns, before and after all other settings.
         server, data: what to call its setting and its data set beside the others of the file
         """
-        points = list(self.data["points"].values())
-        base: dict[Any, list[float]] = defaultdict(list)
-        for p in [*points, *self.data["again"].values()]:
-            if p["algorithm"] == "none":
-                load = (p["dataset"], p["file"], p["concurrency"])
-                base[load].append(p["output_tokens_per_second"])
+        points = list(averaged(self.data["points"], self.again).values())
+        base = {
+            (p["dataset"], p["file"], p["concurrency"]): p["output_tokens_per_second"]
+            for p in points
+            if p["algorithm"] == "none"
+        }
         rows = []
         for point in points:
-            turns = base[point["dataset"], point["file"], point["concurrency"]]
-            without = statistics.fmean(turns) if turns else None
-            is_base = point["algorithm"] == "none"
-            speed = without if is_base else point["output_tokens_per_second"]
+            without = base.get((point["dataset"], point["file"], point["concurrency"]))
+            speed = point["output_tokens_per_second"]
             ratio = speed / without if without and speed else None
             names = {"server": server_name(point, points), "data": _data(point, points)}
-            rows.append({**point, **names, "output_tokens_per_second": speed, "ratio": ratio})
+            rows.append({**point, **names, "ratio": ratio})
         return rows
 
     def unsteady(self) -> str:
         """What speaks against the ratios: other work on the machine, or a machine that drifts."""
         found = []
-        busy = [p["load_average"] for p in self.data["points"].values()]
+        busy = self.loads()
         if busy and max(busy) >= 1.5 * min(busy) and max(busy) > self.data["machine"]["cpus"]:
             found.append(
                 f"The machine was busier at some points than at others (load {min(busy):.1f} to "
@@ -190,12 +198,16 @@ class Results:
             )
         return " ".join(found)
 
+    def loads(self) -> list[float]:
+        """The machine's load at every measurement, both turns of the base included."""
+        return [p["load_average"] for p in (*self.data["points"].values(), *self.again.values())]
+
     def _drift(self) -> tuple[float, float]:
         """Least and most relative change of the base from its first turn to its second."""
         first = self.data["points"]
         changes = [
             p["output_tokens_per_second"] / first[key]["output_tokens_per_second"] - 1
-            for key, p in self.data["again"].items()
+            for key, p in self.again.items()
             if key in first and first[key]["output_tokens_per_second"]
         ]
         return min(changes, default=0.0), max(changes, default=0.0)

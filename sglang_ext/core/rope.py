@@ -40,6 +40,7 @@ def rotate_trailing_pairs(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool 
     cos, sin = cos.unsqueeze(1).float(), sin.unsqueeze(1).float()
     if inverse:
         sin = -sin
-    even, odd = x[..., -rope:].float().unflatten(-1, (-1, 2)).unbind(-1)
+    plain = x.shape[-1] - rope
+    even, odd = x[..., plain:].float().unflatten(-1, (-1, 2)).unbind(-1)
     rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
-    return torch.cat((x[..., :-rope], rotated.to(x.dtype)), dim=-1)
+    return torch.cat((x[..., :plain], rotated.to(x.dtype)), dim=-1)

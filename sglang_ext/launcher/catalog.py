@@ -150,14 +150,18 @@ def _is_file(path: Path) -> bool:
 def _file(folder: str, name: str, what: str) -> Path:
     path = ROOT / folder / f"{name}.yaml"
     if re.fullmatch(r"[\w.-]+", name) is None or not _is_file(path):
-        known = names(folder)
-        hint = nearest(name, known) or f"Known: {', '.join(known)}."
-        if folder == "presets":
-            hint = (
-                why_absent(name) or nearest(name, known) or "`sglang-ext launch --list` shows them."
-            )
+        presets = folder == "presets"
+        hint = (
+            (why_absent(name) if presets else "")
+            or nearest(name, names(folder))
+            or ("`sglang-ext launch --list` shows them." if presets else _known(folder))
+        )
         raise ConfigError(what, "name", expected=f"a known {what}", found=name, remedy=hint)
     return path
+
+
+def _known(folder: str) -> str:
+    return f"Known: {', '.join(names(folder))}."
 
 
 def names(folder: str) -> list[str]:

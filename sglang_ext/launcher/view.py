@@ -109,6 +109,10 @@ class View:
             return self.whole("speculative-dspark-block-size")
         if self.has("speculative-num-draft-tokens"):
             return self.whole("speculative-num-draft-tokens") - 1
+        if self.algorithm == "DFLASH" and self.has("speculative-dflash-block-size"):
+            return self.whole("speculative-dflash-block-size") - 1
+        if self.has("speculative-num-steps") and self.whole("speculative-eagle-topk", 1) == 1:
+            return self.whole("speculative-num-steps")
         draft = self.launch.model.drafts.get(self.algorithm.lower())
         return draft.gamma if draft else 7
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sglang_ext.bench_cli.turns import averaged
 from sglang_ext.launcher import catalog
 from sglang_ext.launcher.compose import read_words
 from sglang_ext.launcher.errors import ConfigError
@@ -70,7 +71,10 @@ def bench_points(
     load = file.mapping("load")
     output_tokens = Fields(load, f"{where}, load", None).whole("output_tokens", at_least=1)
     rows, left_out = [], []
-    for key, raw in file.mapping("points").items():
+    points, again = file.mapping("points"), file.mapping("again", {})
+    for key, raw in (*points.items(), *again.items()):
+        Fields(raw, f"{where}, {key}", None)
+    for key, raw in averaged(points, again).items():
         f = Fields(raw, f"{where}, {key}", None)
         algorithm = f.text("algorithm").lower()
         if algorithm != "none" and algorithm not in drafts:

@@ -46,6 +46,14 @@ def test_ranks_share_what_is_left() -> None:
     assert budget(0.1, 20, [*_ranks(2, 0.5, 12), *_ranks(2, 0.5, 1, node=1)], 1) == 0.5
 
 
+@pytest.mark.parametrize(("parts", "before", "loaded"), [(2, 256.0, 70.0), (6, 256.0, 115.0)])
+def test_a_rank_per_numa_node_has_sglangs_sum(parts: int, before: float, loaded: float) -> None:
+    """SGLang gives each its part of the free memory; a rank counts for 1/parts of its load."""
+    free = before - loaded
+    ranks = [Holding(0, loaded / parts, free, parts) for _ in range(parts)]
+    assert budget(0.85, before, ranks, 1) == pytest.approx(free - (1 - 0.85) * before)
+
+
 def test_weights_beyond_the_fraction_leave_none() -> None:
     assert budget(0.3, 20, _ranks(2, 4, 12), 1) == pytest.approx(-2)
 
@@ -63,8 +71,8 @@ def test_sglangs_sum_with_our_baseline(
     )
     before = free_before(0.25, 20.0, alone)
     assert free - before * (1 - 0.25) == pytest.approx(allowed)
-    # Where nothing is left the message is SGLang's, with what it measured.
-    assert free_before(0.01, 20.0, alone) == 20.0
+    with pytest.raises(ValueError, match=r"expected more than 0\.01, .* 0\.25 of the 20\.00 GiB"):
+        free_before(0.01, 20.0, alone)
 
 
 def test_mapped_files_are_not_held(tmp_path: Path) -> None:

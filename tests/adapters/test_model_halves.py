@@ -138,14 +138,20 @@ def test_the_order_is_that_of_the_schedule(
     prefill = two_batch(watch.prefill, watch.layers, BEHIND_IN_PREFILL)
     decode = two_batch(watch.decode, watch.layers, BEHIND_IN_DECODE)
     for trace, schedule in zip(watch.traces, (prefill, decode, decode), strict=True):
-        assert _order(issued(trace)) == _order(schedule)
+        found, expected = _order(issued(trace)), _order(schedule)
+        # What prepares attention counts where both have it as a stage of its own.
+        if not all(any(name == "prepare" for *_, name in order) for order in (found, expected)):
+            found, expected = (
+                [item for item in order if item[2] != "prepare"] for order in (found, expected)
+            )
+        assert found == expected
         assert trace_faults(trace) == []
         ends = (0, watch.layers - 1)
         assert all(layer in ends for _, layer, _ in exposed(issued(trace)))
 
 
 def _order(items: list[Issued]) -> list[tuple[int, int, str]]:
-    return [(i.half, i.layer, i.op.name) for i in items if i.op.name != "prepare"]
+    return [(item.half, item.layer, item.op.name) for item in items]
 
 
 def test_halves_one_after_the_other_are_seen(

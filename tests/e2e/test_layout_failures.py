@@ -155,10 +155,9 @@ def test_a_dead_rank_of_a_node_is_named(
         if busy:
             stream = first.client.stream(random_prompt(9, 1), greedy(1500, ignore_eos=True))
             next(stream)
-        deadline = time.monotonic() + SECONDS
         victim.send_signal(signal.SIGKILL)
         for server in servers:
-            code = server.parent.wait(server.pid, deadline - time.monotonic())
+            code = server.parent.wait(server.pid, SECONDS)
             assert code is not None, server.log()[-3000:]
             # SGLang's launcher of a later node ends with 0 whatever became of its ranks.
             assert code or server is not first

@@ -55,7 +55,8 @@ def test_compressor(ratio: int, dim: int, rope: int, blocks: int, backend: Backe
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("tokens", "heads", "dim", "half"), [(1, 1, 2, 1), (5, 7, 11, 3), (3, 2, 40, 20), (0, 2, 8, 2)]
+    ("tokens", "heads", "dim", "half"),
+    [(1, 1, 2, 1), (5, 7, 11, 3), (3, 2, 40, 20), (0, 2, 8, 2), (2, 3, 8, 0)],
 )
 def test_index_queries(
     tokens: int, heads: int, dim: int, half: int, dtype: torch.dtype, backend: Backend

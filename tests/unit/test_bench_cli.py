@@ -16,6 +16,7 @@ from sglang_ext.bench_cli.markdown import BEGIN, END, placed, table
 from sglang_ext.bench_cli.plots import plot
 from sglang_ext.bench_cli.results import Results
 from sglang_ext.bench_cli.tools import Load
+from sglang_ext.bench_cli.turns import averaged
 from sglang_ext.cli import app
 from sglang_ext.inputs import InputError
 from sglang_ext.launcher import catalog
@@ -102,6 +103,35 @@ def test_the_base_has_a_second_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found == [("none", 12.0, 1.0), ("NGRAM", 15.0, 1.25)]
     assert _run(*words).exit_code == 0
     assert len(started) == 3
+    # Another setting, later: the base's second turn comes after it.
+    speeds = iter([15.0, 10.0])
+    assert _run("--gamma", "2", *words).exit_code == 0
+    assert started[3:] == [True, False]
+    load = Load(**json.loads(out.read_text())["load"])
+    assert Results(out, ARGV, load).ratios()[0]["output_tokens_per_second"] == 10.0
+
+
+def test_a_file_of_one_turn_is_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to measure: no server starts, whatever machine it was."""
+    out, page = tmp_path / "b.json", tmp_path / "b.md"
+    results = Results(out, ARGV, Load())
+    for point in grid.points(grid.settings(["NGRAM"], [None]), [grid.Dataset("random")], (1,)):
+        results.keep_point(point, _figures(10.0))
+    del results.data["again"]
+    out.write_text(json.dumps(results.data | {"machine": {**results.data["machine"], "cpus": 999}}))
+    monkeypatch.setattr("sglang_ext.lossless.servers.LaunchedServer", None)
+    words = ("--out", out, "--markdown", page, "--with", "NGRAM", "--concurrency", "1")
+    done = _run(*words, "--", *ARGV)
+    assert done.exit_code == 0, done.output
+    assert "10.0 (1.00x)" in page.read_text()
+
+
+def test_figures_of_both_turns_are_averaged() -> None:
+    first = {"a": {"speed": 10.0, "completed": 8, "file": None}, "b": {"speed": 1.0}}
+    found = averaged(first, {"a": {"speed": 14.0, "completed": 8, "file": None}})
+    assert found == {"a": {"speed": 12.0, "completed": 8, "file": None}, "b": {"speed": 1.0}}
 
 
 def test_the_table_says_what_it_was_measured_on(tmp_path: Path) -> None:
@@ -231,7 +261,7 @@ def test_a_damaged_data_set_is_refused_before_a_server_starts(
         grid.datasets([f"x={file}"])
 
 
-@pytest.mark.parametrize("place", ["machine", "gates", "points"])
+@pytest.mark.parametrize("place", ["machine", "gates", "points", "again"])
 def test_a_damaged_results_file_is_refused_or_shown(place: str, tmp_path: Path) -> None:
     """Every field of it left out or of an odd value: no traceback where the tables are written."""
     out = tmp_path / "b.json"
@@ -240,6 +270,7 @@ def test_a_damaged_results_file_is_refused_or_shown(place: str, tmp_path: Path) 
     gate = {**asdict(setting), "exit_code": 0, "statement": "s"}
     results.data["gates"][setting.key] = gate
     results.keep_point(_points()[0], _figures(1))
+    results.data["again"] = dict(results.data["points"])
     whole = json.dumps(results.data)
     kept = json.loads(whole)[place]
     for name in kept if place == "machine" else next(iter(kept.values())):

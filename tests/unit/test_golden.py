@@ -73,7 +73,10 @@ def _write_bench(file: Path) -> None:
         figures = {"output_tokens_per_second": speed, "median_tpot_ms": 1e3 / speed}
         figures |= {"median_ttft_ms": 20.0, "completed": 32, "input_tokens": 256}
         results.keep_point(point, figures | drafts)
-    for point in results.data["points"].values():
+    for point in points(chosen[:1], [Dataset("random")], (1, 4)):
+        first = results.data["points"][point.key]["output_tokens_per_second"]
+        results.keep_point(point, {"output_tokens_per_second": 1.2 * first}, part="again")
+    for point in (*results.data["points"].values(), *results.again.values()):
         point["load_average"] = 1.0
     gate = asdict(chosen[1]) | {"exit_code": 0, "statement": f"lossless; {NOT_SHOWN}"}
     results.data["gates"] = {chosen[1].key: gate}

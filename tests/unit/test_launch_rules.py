@@ -291,6 +291,35 @@ def test_a_replay_ring_holds_two_verifications(
     assert fine or f"--linear-replayssm-cache-len {32 if block == 8 else 8}" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "fine"),
+    [
+        ({"speculative_algorithm": "DFLASH", "speculative_dflash_block_size": 16}, False),
+        ({"speculative_algorithm": "DFLASH", "speculative_dflash_block_size": 8}, True),
+        ({"speculative_algorithm": "NEXTN", "speculative_num_steps": 8}, False),
+        (
+            {
+                "speculative_algorithm": "NEXTN",
+                "speculative_num_steps": 3,
+                "linear_replayssm_cache_len": 8,
+            },
+            True,
+        ),
+    ],
+)
+def test_a_replay_ring_counts_the_rows_of_every_algorithm(
+    flags: dict[str, Any], fine: bool, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = {"architectures": ["KimiLinearForCausalLM"]}
+    config |= {"num_attention_heads": 32, "linear_attn_config": {"kda_layers": [1, 2, 3]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    common = {"max_running_requests": 8, "speculative_draft_model_path": "x"}
+    replayed = launch_of(
+        str(tmp_path), "8xh200", "tp8", enable_linear_replayssm_spec=True, **common, **flags
+    )
+    assert ("replay-ring-holds-two-rounds" in broken(replayed)) is not fine
+
+
 def test_parts_that_disagree_are_refused_unless_the_preset_settles_it() -> None:
     with pytest.raises(ConfigError, match="parts, tp-size"):
         launch_of(V32, "8xh200", "tp8 tp4")
