@@ -193,8 +193,8 @@ class Results:
         least, most = self._drift()
         if max(-least, most) > _STEADY:
             found.append(
-                f"The same loads without speculation were {least:+.0%} to {most:+.0%} faster when "
-                "measured again at the end: ratios are against the mean, and no surer than that."
+                f"Measured again at the end, speeds without speculation had changed by {least:+.0%}"
+                f" to {most:+.0%}: ratios are against the mean, and no surer than that."
             )
         return " ".join(found)
 

@@ -97,7 +97,7 @@ def test_the_base_has_a_second_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     done = _run(*words)
     assert done.exit_code == 0, done.output
     assert started == [False, True, False]
-    assert "+40% to +40% faster when measured again at the end" in done.output
+    assert "had changed by +40% to +40%" in done.output
     rows = Results(out, ARGV, Load(**json.loads(out.read_text())["load"])).ratios()
     found = [(r["algorithm"], r["output_tokens_per_second"], r["ratio"]) for r in rows]
     assert found == [("none", 12.0, 1.0), ("NGRAM", 15.0, 1.25)]
