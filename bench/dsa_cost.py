@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.panels import over_context
 from bench.report import environment
 from sglang_ext.kernels.indexer import select_entries
 from sglang_ext.kernels.indexer.reference import select_entries_reference
@@ -181,20 +182,15 @@ def table(rows: list[dict[str, float]]) -> str:
 
 
 def plot(found: dict[str, list[dict[str, float]]], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(found), figsize=(6 * len(found), 4), squeeze=False)
-    for axes, (title, rows) in zip(panels[0], found.items(), strict=True):
-        contexts = [row["context"] for row in rows]
-        for key, label in (
-            ("indexer_ms", "indexer"),
-            ("sparse_ms", "attention"),
-            ("dense_ms", "dense"),
-        ):
-            axes.loglog(contexts, [row[key] for row in rows], marker="o", label=label)
-        axes.set(title=title, xlabel="context, tokens", ylabel="ms per decoded token and layer")
-        axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    labels = {"indexer_ms": "indexer", "sparse_ms": "attention", "dense_ms": "dense"}
+    panels = {
+        title: (
+            [row["context"] for row in rows],
+            {label: [row[key] for row in rows] for key, label in labels.items()},
+        )
+        for title, rows in found.items()
+    }
+    over_context(panels, "ms per decoded token and layer", path)
 
 
 def main() -> None:

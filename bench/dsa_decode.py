@@ -35,6 +35,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
 from bench.model_rank import forward_batch, model_rank
+from bench.panels import over_context
 from bench.report import environment
 from sglang_ext.srt.attention import dsa, dsv4
 from sglang_ext.srt.cache import dsa_pool, dsv4_pool
@@ -340,22 +341,19 @@ def table(found: dict[str, Any]) -> str:
 
 
 def plot(models: dict[str, Any], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(models), figsize=(6 * len(models), 4), squeeze=False)
-    for axes, (title, found) in zip(panels[0], models.items(), strict=True):
-        contexts = [row["context"] for row in found["sparse"]]
-        lines = {
-            "attention": [_attention(row) for row in found["sparse"]],
-            "indexer": [row["indexer"] for row in found["sparse"]],
-            "rest": [row["rest"] for row in found["sparse"]],
-            "attention of the dense model": [_attention(row) for row in found["dense"]],
-        }
-        for label, values in lines.items():
-            axes.loglog(contexts, values, marker="o", label=label)
-        axes.set(title=title, xlabel="context, tokens", ylabel="ms per decode step")
-        axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    panels = {
+        title: (
+            [row["context"] for row in found["sparse"]],
+            {
+                "attention": [_attention(row) for row in found["sparse"]],
+                "indexer": [row["indexer"] for row in found["sparse"]],
+                "rest": [row["rest"] for row in found["sparse"]],
+                "attention of the dense model": [_attention(row) for row in found["dense"]],
+            },
+        )
+        for title, found in models.items()
+    }
+    over_context(panels, "ms per decode step", path)
 
 
 def main() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 from typing import Any
+
+from sglang_ext.bench_cli.results import cpu_name
 
 
 def environment(load_before: float) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def environment(load_before: float) -> dict[str, Any]:
     if info.exists():
         flags = next((x for x in info.read_text().splitlines() if x.startswith("flags")), "")
     return {
-        "cpu": _cpu_name(info),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "amx_bf16": "amx_bf16" in flags,
         "avx512_bf16": "avx512_bf16" in flags,
@@ -26,13 +27,6 @@ def environment(load_before: float) -> dict[str, Any]:
         "sglang": sglang.__version__,
         "load_average": [load_before, os.getloadavg()[0]],
     }
-
-
-def _cpu_name(info: Path) -> str:
-    if not info.exists():
-        return platform.processor()
-    names = [x.split(":", 1)[1].strip() for x in info.read_text().splitlines() if "model name" in x]
-    return names[0] if names else platform.processor()
 
 
 def markdown(result: dict[str, Any]) -> str:

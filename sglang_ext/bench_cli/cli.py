@@ -114,13 +114,15 @@ def bench(
         chosen = grid.settings(algorithms or [], gammas)
         points = grid.points(chosen, loads, numbers("--concurrency", concurrency))
         results = Results(out, launch, load)
+        base = [p for p in points if p.setting == chosen[0]]
+        if results.missing(points) or results.due_again(base):
+            results.require_this_machine()
         with ended_by_sigterm():
             refused = [
                 setting.key
                 for setting in chosen
                 if not _one_setting(setting, points, results, launch, load, first_port, say)
             ]
-            base = [p for p in points if p.setting == chosen[0]]
             _time(results.due_again(base), results, launch, load, first_port, say, part="again")
         if plot is not None:
             draw(results.ratios(), plot)
@@ -203,7 +205,6 @@ def _one_setting(
     todo = results.missing([p for p in points if p.setting == setting])
     if not todo:
         return True
-    results.require_this_machine()
     argv = _argv(launch, setting)
     if not results.passed(setting):
         code = _gate(setting, argv, results, load, first_port, say)
@@ -243,7 +244,6 @@ def _time(
 
     if not points:
         return
-    results.require_this_machine()
     setting, port = points[0].setting, free_port(first_port)
     turn = ", again" if part == "again" else ""
     say(f"{setting.key}{turn}: starting the server on port {port}")

@@ -246,7 +246,7 @@ def _machine() -> dict[str, Any]:
     return {
         "device": device,
         "processor": platform.processor() or platform.machine(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "sglang": version("sglang"),
@@ -255,7 +255,8 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor as the system names it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -24,7 +24,7 @@ E2M1_MAX = 6.0
 FP8_BLOCK = 128
 FP4_BLOCK = 32
 # Below this a block counts as this large; an all-zero block then has a finite scale.
-_ACT_AMAX_MIN = 1e-4
+ACT_AMAX_MIN = 1e-4
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BYTE_DTYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
@@ -153,7 +153,7 @@ def act_quant(x: Tensor, *, block: int = FP8_BLOCK) -> tuple[Tensor, Tensor]:
     Returns:
         codes [tokens, K] uint8 and scale [tokens, ceil(K / block)] uint8 (ue8m0).
     """
-    return _quantise_fp8(x, (1, block), _ACT_AMAX_MIN)
+    return _quantise_fp8(x, (1, block), ACT_AMAX_MIN)
 
 
 def quantise_fp8(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_ext.core.quant import E4M3_MAX, FP8_BLOCK, decode_ue8m0, encode_e4m3, encode_ue8m0
-
-_AMAX_MIN = 1e-4
+from sglang_ext.core.quant import (
+    ACT_AMAX_MIN,
+    E4M3_MAX,
+    FP8_BLOCK,
+    decode_ue8m0,
+    encode_e4m3,
+    encode_ue8m0,
+)
 
 
 def quantise_rows(x: Tensor, *, power_of_two: bool = False) -> tuple[Tensor, Tensor]:
@@ -23,7 +28,7 @@ def quantise_rows(x: Tensor, *, power_of_two: bool = False) -> tuple[Tensor, Ten
     if x.shape[1] % FP8_BLOCK:
         raise ValueError(f"hidden: expected a multiple of {FP8_BLOCK} for fp8, found {x.shape[1]}")
     blocks = x.float().unflatten(1, (-1, FP8_BLOCK))
-    scale = blocks.abs().amax(dim=2).clamp(min=_AMAX_MIN) / E4M3_MAX
+    scale = blocks.abs().amax(dim=2).clamp(min=ACT_AMAX_MIN) / E4M3_MAX
     if power_of_two:
         scale = decode_ue8m0(encode_ue8m0(scale))
     codes = encode_e4m3((blocks / scale[:, :, None]).flatten(1))

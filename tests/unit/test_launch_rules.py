@@ -269,6 +269,12 @@ def test_a_prefill_half_over_pipeline_stages_takes_one_of_the_drafts(
     assert broken(launch) == (set() if fine else {"pipeline-limits"})
 
 
+def _write_kimi(folder: Path) -> None:
+    config: dict[str, Any] = {"architectures": ["KimiLinearForCausalLM"]}
+    config |= {"num_attention_heads": 32, "linear_attn_config": {"kda_layers": [1, 2, 3]}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
     ("block", "ring", "fine"), [(7, 16, True), (8, 16, False), (8, 32, True), (3, 24, False)]
 )
@@ -276,9 +282,7 @@ def test_a_replay_ring_holds_two_verifications(
     block: int, ring: int, fine: bool, tmp_path: Path
 ) -> None:
     """Of recurrent layers rolled back by replay: SGLang finds out when the weights are loaded."""
-    config: dict[str, Any] = {"architectures": ["KimiLinearForCausalLM"]}
-    config |= {"num_attention_heads": 32, "linear_attn_config": {"kda_layers": [1, 2, 3]}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    _write_kimi(tmp_path)
     flags = {"max_running_requests": 8, "speculative_draft_model_path": "x"}
     flags |= {"speculative_dspark_block_size": block, "linear_replayssm_cache_len": ring}
     launch = launch_of(str(tmp_path), "8xh200", "tp8 dspark", **flags)
@@ -310,9 +314,7 @@ def test_a_replay_ring_holds_two_verifications(
 def test_a_replay_ring_counts_the_rows_of_every_algorithm(
     flags: dict[str, Any], fine: bool, tmp_path: Path
 ) -> None:
-    config: dict[str, Any] = {"architectures": ["KimiLinearForCausalLM"]}
-    config |= {"num_attention_heads": 32, "linear_attn_config": {"kda_layers": [1, 2, 3]}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    _write_kimi(tmp_path)
     common = {"max_running_requests": 8, "speculative_draft_model_path": "x"}
     replayed = launch_of(
         str(tmp_path), "8xh200", "tp8", enable_linear_replayssm_spec=True, **common, **flags

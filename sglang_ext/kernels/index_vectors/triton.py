@@ -13,11 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_ext.core.indexer_v32 import LAYER_NORM_EPS, Precision
-from sglang_ext.core.quant import FP8_BLOCK
+from sglang_ext.core.quant import ACT_AMAX_MIN, FP8_BLOCK
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
-from sglang_ext.kernels.quant.triton import e4m3_to_float, float_to_e4m3
+from sglang_ext.kernels.quant.triton import e4m3_to_float, float_to_e4m3, power_of_two_scale
 
-_AMAX_MIN = 1e-4
 _ROWS = 16
 
 
@@ -81,10 +80,7 @@ def _index_vectors(
             value = tl.reshape(tl.permute(both, (0, 1, 3, 2)), (ROWS, DIM))
         blocks = tl.reshape(value * root, (ROWS, BLOCKS, DIM // BLOCKS))
         amax = tl.maximum(tl.max(tl.abs(blocks), axis=2), amax_min)
-        bits = tl.div_rn(amax, 448.0).to(tl.int32, bitcast=True)
-        # The exponent, one up unless the mantissa is zero: the next power of two.
-        exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
-        inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+        exponent, inverse = power_of_two_scale(amax)
         codes = float_to_e4m3(blocks * inverse[:, :, None])
         factor = (exponent << 23).to(tl.float32, bitcast=True)
         value = tl.reshape(e4m3_to_float(codes) * factor[:, :, None], (ROWS, DIM))
@@ -130,7 +126,7 @@ def index_vectors_triton(
     out = torch.empty_like(x)
     launch(
         _index_vectors, (cdiv(rows, _ROWS),), x, *(norm or (x, x)), cos, sin, out,
-        rows, heads, dim, cos.shape[1], LAYER_NORM_EPS, _AMAX_MIN, dim**-0.5,
+        rows, heads, dim, cos.shape[1], LAYER_NORM_EPS, ACT_AMAX_MIN, dim**-0.5,
         NORM=norm is not None, FP8=fp8, LEVELS=dim.bit_length() - 1 if fp8 else 0,
         BLOCKS=cdiv(dim, FP8_BLOCK) if fp8 else 1, ROWS=_ROWS, DIM=next_power_of_2(dim),
     )  # fmt: skip

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_ext.core.quant import ACT_AMAX_MIN
 from sglang_ext.kernels.launch import cdiv, launch, next_power_of_2
 
-_AMAX_MIN = 1e-4
 _BLOCK_ROWS = 16
 
 
@@ -50,6 +50,16 @@ def ue8m0_to_float(code):
 
 
 @triton.jit
+def power_of_two_scale(amax):
+    """Largest magnitudes -> (exponents of their ue8m0 scales, reciprocals of the scales)."""
+    bits = tl.div_rn(amax, 448.0).to(tl.int32, bitcast=True)
+    # The exponent, one up unless the mantissa is zero: the next power of two.
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+    # 2^(127 - exponent): the reciprocal of a power of two is exact.
+    return exponent, ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def e2m1_to_float(code):
     """int32 below 16 -> float32; a normal e2m1 is a float32 whose exponent is rebiased by 126."""
     magnitude = code & 7
@@ -79,11 +89,7 @@ def _act_quant(
     at = t[:, None] * width + column[None, :]
     value = tl.load(x + at, inside, 0.0).to(tl.float32)
     amax = tl.maximum(tl.max(tl.abs(value), axis=1), amax_min)
-    bits = tl.div_rn(amax, 448.0).to(tl.int32, bitcast=True)
-    # The exponent, one up unless the mantissa is zero: the next power of two.
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
-    # 2^(127 - exponent): the reciprocal of a power of two is exact.
-    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    exponent, inverse = power_of_two_scale(amax)
     tl.store(codes + at, float_to_e4m3(value * inverse[:, None]), inside)
     tl.store(scale + t * blocks + b, exponent.to(tl.uint8), t < tokens)
 
@@ -158,7 +164,7 @@ def act_quant_triton(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     scale = torch.empty(tokens, blocks, dtype=torch.uint8, device=x.device)
     launch(
         _act_quant, (cdiv(tokens, _BLOCK_ROWS), blocks),
-        x, codes, scale, tokens, width, blocks, _AMAX_MIN,
+        x, codes, scale, tokens, width, blocks, ACT_AMAX_MIN,
         BLOCK=block, PADDED=next_power_of_2(block), ROWS=_BLOCK_ROWS,
     )  # fmt: skip
     return codes, scale
